@@ -1,0 +1,1 @@
+"""What we measure: one file a question, each run as ``python -m bench.NAME [--json]``."""

@@ -1,0 +1,43 @@
+# Everything a contributor runs. `just` alone lists it. Paths are relative to this file.
+
+set positional-arguments := true
+
+export OMP_NUM_THREADS := env("OMP_NUM_THREADS", "1")
+export TOKENIZERS_PARALLELISM := "false"
+
+bin := justfile_directory() / ".venv" / "bin"
+
+_list:
+    @'{{ just_executable() }}' --list --unsorted
+
+# Make .venv and install everything into it; no work when nothing changed.
+setup:
+    @sh scripts/setup.sh
+
+# Watch a whole swarm learn on this machine: no account, no download, no GPU (a few minutes).
+demo *args: setup
+    @'{{ bin }}/grpo-node' demo "$@"
+
+# The fast tests, on two cores: under three minutes.
+test *args: setup
+    @'{{ bin }}/python' -m pytest -n 2 -m "not e2e" "$@"
+
+# What no test should have to say: lint, format, types, direction, house rules.
+check: setup
+    '{{ bin }}/ruff' check .
+    '{{ bin }}/ruff' format --check .
+    '{{ bin }}/mypy'
+    '{{ bin }}/lint-imports' --no-logo
+    '{{ bin }}/python' -m pytest tests/test_tidy.py
+
+# The swarm's own tests on the in-memory bus, without processes or sockets.
+sim *args: setup
+    @'{{ bin }}/python' -m pytest tests/sim "$@"
+
+# Real processes and a real broker, one after the other (minutes).
+e2e *args: setup
+    @'{{ bin }}/python' -m pytest -m e2e "$@"
+
+# Measure one question: `just bench frames`; without a name, list them.
+bench *args: setup
+    @'{{ bin }}/python' -m bench "$@"

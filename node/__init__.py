@@ -1,0 +1,1 @@
+"""How a peer runs: processes, broker, stores, settings and the command line."""

@@ -1,0 +1,78 @@
+"""``grpo-node demo``: a whole swarm on this machine, in under three minutes."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from node.settings import prepare_process, read_environment
+
+UPDATES = 160
+
+
+def demo(
+    seed: Annotated[int, typer.Option(min=0, help="Seed of model, tasks and training.")] = 0,
+    updates: Annotated[int, typer.Option(min=10, help="Updates to train for.")] = UPDATES,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where everything goes. [default: .grpo/demo-TIME]")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End with one JSON object on the last line.")
+    ] = False,
+) -> None:
+    """Watch a swarm learn on this machine: no account, no download, no GPU.
+
+    Starts a broker, a learner, two samplers and a verifier as separate processes, kills a sampler on
+    the way, and ends with the reward curve, the adapter, and what to do next.
+    """
+    prepare_process(1)
+    from node.cli.run_commands import _set_up_logs
+    from node.cli.show import Shower, run_shown
+    from node.demo import DemoResult, run_demo
+    from node.plot import save_curve
+    from node.progress import curve
+
+    _set_up_logs("error")
+    environment = read_environment()
+    place = directory or Path(".grpo") / time.strftime("demo-%Y%m%d-%H%M%S")
+
+    async def work(shower: Shower) -> DemoResult:
+        return await run_demo(environment, place, seed, updates, shower.say, shower.show)
+
+    result = run_shown(work, as_json=as_json)
+    picture = save_curve(place / "curve.png", result.curve, result.evals, "success rate")
+    if as_json:
+        found = {k: v for k, v in asdict(result).items() if k not in {"curve", "evals"}}
+        print(json.dumps({**found, "picture": str(picture)}))
+        return
+    print("\n".join(curve(result.curve)))
+    for line in summary(result, picture):
+        print(line)
+
+
+def summary(result: object, picture: Path) -> list[str]:
+    """The last words of a demo."""
+    from node.demo import DemoResult
+
+    assert isinstance(result, DemoResult)
+    dropped = ", ".join(f"{n} {reason}" for reason, n in sorted(result.groups_dropped.items())) or "none"
+    return [
+        "",
+        f"success on held-out problems  {result.eval_first:.3f} -> {result.eval_last:.3f}   "
+        f"(reward in training {result.reward_first:.2f} -> {result.reward_last:.2f})",
+        f"{result.updates} updates from {result.groups_trained} groups in {result.train_s:.0f} s of training; "
+        f"staleness at most {result.staleness_max:.0f}",
+        f"killed on the way: {', '.join(result.killed) or 'nobody'}; groups trained twice: "
+        f"{result.groups_trained_twice}; dropped: {dropped}",
+        f"importance ratio on fresh groups: 1 within {result.ratio_deviation_max:.1e}",
+        "",
+        f"curve    {picture}",
+        f"adapter  {result.adapter}",
+        f"try it   grpo-node adapters try {result.adapter} '4213>'",
+        "next     grpo-node up examples/smollm2-arithmetic.toml   (a real 135M model; see examples/)",
+    ]

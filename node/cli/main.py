@@ -1,0 +1,113 @@
+"""The command line: ``grpo-node --role … --run …`` plays roles; the commands make and watch runs.
+
+Whatever a person gets wrong is answered with one line on standard error and exit code 2.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import click
+import typer
+
+from node.cli import adapters_command, broker_command, demo_command, run_commands
+from node.runtime import EXIT_OPERATOR, explain
+from node.settings import ROLES
+from protocol.errors import OperatorError
+
+HELP = """Reinforcement learning of language models by a swarm of equal peers.
+
+See it work:          [bold]grpo-node demo[/bold]
+Train on one machine: [bold]grpo-node up examples/smollm2-arithmetic.toml[/bold]
+Train on many:        [bold]grpo-node create RUN.toml --broker URL[/bold]
+                      [bold]grpo-node --role sampler --run NAME --broker URL[/bold]   anywhere, any number, any time
+"""
+
+app = typer.Typer(
+    name="grpo-node",
+    help=HELP,
+    rich_markup_mode="rich",
+    add_completion=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(demo_command.demo)
+app.command("up")(run_commands.up)
+app.command("create")(run_commands.create)
+app.command("status")(run_commands.status)
+app.command("broker")(broker_command.broker)
+app.add_typer(adapters_command.app, name="adapters")
+
+
+@app.callback(invoke_without_command=True)
+def node(
+    context: typer.Context,
+    role: Annotated[
+        list[str] | None, typer.Option(help=f"Role to play: {', '.join(ROLES)}. May be repeated.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Name of the run to join.")] = None,
+    broker: Annotated[
+        str | None, typer.Option(help="Broker, for example nats://host:4222. [env: GRPO_BROKER]")
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(help="Token the broker asks for. [env: GRPO_TOKEN]", show_default=False)
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of this node; a learner that keeps its name continues where it stopped."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads; default: what is free on this machine.")
+    ] = None,
+    rows: Annotated[int, typer.Option(help="Sequences that a sampler decodes at once.")] = 128,
+    grace: Annotated[float, typer.Option(help="Seconds to finish work in hand when stopped.")] = 30.0,
+    log: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    """Play one or more roles of a run."""
+    if version:
+        from importlib.metadata import version as installed
+
+        print(f"grpo-node {installed('grpo-node')}")
+        raise typer.Exit
+    if context.invoked_subcommand is not None:
+        if role or run or name:
+            raise OperatorError("--role, --run and --name play a role; they do not go with a command")
+        return
+    run_commands.play(
+        roles=tuple(role or ()),
+        run=run,
+        broker=broker,
+        token=token,
+        name=name,
+        device=device,
+        threads=threads,
+        rows=rows,
+        grace_s=grace,
+        log_level=log,
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit."""
+    try:
+        code = app(args=arguments, standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.UsageError as exc:
+        if not exc.message:  # no arguments: click already showed the help
+            sys.exit(EXIT_OPERATOR)
+        where = exc.ctx.command_path if exc.ctx else "grpo-node"
+        print(f"grpo-node: {exc.format_message()} (see: {where} --help)", file=sys.stderr)
+        sys.exit(EXIT_OPERATOR)
+    except click.ClickException as exc:
+        print(f"grpo-node: {exc.format_message()}", file=sys.stderr)
+        sys.exit(EXIT_OPERATOR)
+    except BaseException as exc:  # noqa: BLE001 explained in one place, never swallowed
+        if isinstance(exc, SystemExit):
+            raise
+        sys.exit(explain(exc))
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,164 @@
+"""Commands about runs: play a role, create a run, bring one up on this machine, see how it stands."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from node.settings import Environment, NodeSettings, Role, free_threads, prepare_process, read_environment
+from protocol.errors import OperatorError
+
+if TYPE_CHECKING:
+    from node.nats_bus import NatsBus
+
+BrokerOption = Annotated[
+    str | None, typer.Option(help="Broker, for example nats://host:4222. [env: GRPO_BROKER]")
+]
+TokenOption = Annotated[str | None, typer.Option(help="Token the broker asks for. [env: GRPO_TOKEN]")]
+
+
+def play(
+    *,
+    roles: tuple[str, ...],
+    run: str | None,
+    broker: str | None,
+    token: str | None,
+    name: str | None,
+    device: str,
+    threads: int | None,
+    rows: int,
+    grace_s: float,
+    log_level: str,
+) -> None:
+    """Be a node of a run until it ends or somebody stops it."""
+    environment = read_environment()
+    _set_up_logs(log_level)
+    settings = NodeSettings(
+        run=_required(run, "--run NAME says which run to join"),
+        roles=cast("tuple[Role, ...]", roles),
+        broker=_broker(broker, environment),
+        token=token or environment.token,
+        name=name,
+        device=device,
+        threads=threads or free_threads(environment),
+        rows_max=rows,
+        grace_s=grace_s,
+        places=environment.places,
+    )
+    prepare_process(settings.threads or 1)
+    from node.runtime import run_until_stopped
+    from node.wiring import build_node
+
+    async def main(stop: asyncio.Event) -> None:
+        node = await build_node(settings)
+        await node.run(stop)
+
+    sys.exit(run_until_stopped(main, grace_s=grace_s))
+
+
+def create(
+    file: Annotated[Path, typer.Argument(help="The run file (TOML).")],
+    broker: BrokerOption = None,
+    token: TokenOption = None,
+) -> None:
+    """Check a run file, pin what it names, and store the run so that nodes can join it."""
+    from node.runs import create_run, pin_run, read_run_file
+
+    environment = read_environment()
+    url = _broker(broker, environment)
+    spec = pin_run(read_run_file(file), environment.places.models)
+
+    async def work() -> bool:
+        from node.identity_file import load_or_create_identity
+
+        async with _connected(url, token or environment.token, spec.name) as bus:
+            identity = load_or_create_identity(environment.places.home / "operator.nk", "operator")
+            return await create_run(bus, spec, identity, environment.places.home / "cache")
+
+    created = asyncio.run(work())
+    print(f"run {spec.name} {'created' if created else 'is there already, with the same settings'}")
+    print(f"join it anywhere: grpo-node --role sampler --run {spec.name} --broker {url}")
+
+
+def up(
+    file: Annotated[Path, typer.Argument(help="The run file (TOML).")],
+    learners: Annotated[int, typer.Option(min=1, help="Learner processes.")] = 1,
+    samplers: Annotated[int, typer.Option(min=1, help="Sampler processes.")] = 1,
+    verifiers: Annotated[int, typer.Option(min=1, help="Verifier processes.")] = 1,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where broker, logs and curve go. [default: .grpo/NAME]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
+) -> None:
+    """Train a run on this machine: broker, learner, sampler and verifier as separate processes.
+
+    Stopped and started again, it continues where it was.
+    """
+    from node.cli.show import run_shown
+    from node.runs import read_run_file
+    from node.up import bring_up
+
+    _set_up_logs("warning")
+    environment = read_environment()
+    spec = read_run_file(file)
+    place = directory or Path(".grpo") / spec.name
+    counts = (learners, samplers, verifiers)
+    outcome = run_shown(lambda show: bring_up(environment, spec, place, counts, show), as_json=as_json)
+    if as_json:
+        print(json.dumps(outcome))
+
+
+def status(
+    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    broker: BrokerOption = None,
+    token: TokenOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Show who is alive, what is in flight, and how far the run is."""
+    from node.status import read_status, status_lines
+
+    environment = read_environment()
+
+    async def work() -> dict[str, object]:
+        async with _connected(_broker(broker, environment), token or environment.token, run) as bus:
+            return await read_status(bus, run)
+
+    found = asyncio.run(work())
+    print(json.dumps(found) if as_json else "\n".join(status_lines(found)))
+
+
+@asynccontextmanager
+async def _connected(url: str, token: str | None, run: str) -> AsyncIterator[NatsBus]:
+    from node.broker_access import BrokerAccess
+    from node.nats_bus import NatsBus
+
+    bus = await NatsBus.connect(BrokerAccess(url, token=token), run, node="operator")
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+def _set_up_logs(level: str) -> None:
+    from node.telemetry import LEVELS, set_up_logs
+
+    if level not in LEVELS:
+        raise OperatorError(f"--log is one of {', '.join(LEVELS)}, not {level!r}")
+    set_up_logs(level)
+
+
+def _broker(given: str | None, environment: Environment) -> str:
+    return _required(given or environment.broker, "--broker URL (or GRPO_BROKER) says where the broker is")
+
+
+def _required(value: str | None, what: str) -> str:
+    if not value:
+        raise OperatorError(what)
+    return value

@@ -1,0 +1,159 @@
+"""What a run needs on the broker: work queues with their consumers, KV buckets, telemetry, blobs.
+
+Created once by whoever has the right to; every other node only uses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+from node.broker_access import BrokerAccess
+from node.nats_link import Link
+from protocol.errors import BackPressure, BusError, OperatorError
+from protocol.limits import DEDUPE_WINDOW_S, QUEUE_MESSAGES_MAX
+from protocol.runspec import RunSpec
+from protocol.subjects import Bucket, Names, Queue
+
+DAY_S = 24 * 3600
+HISTORY = {Bucket.RUN: 8, Bucket.POLICY: 8, Bucket.NODE: 1}
+"""Revisions kept per key. Presence keeps one: an older one must not reappear when the newest expires."""
+EVENT_AGE_S = DAY_S
+EVENT_BYTES_KEPT = 32 << 20
+DEAD_AGE_S = 7 * DAY_S
+DEAD_BYTES_KEPT = 16 << 20
+BLOB_AGE_S = 7 * DAY_S
+"""Payloads are removed when acknowledged; this catches those whose message was never stored."""
+UNACKNOWLEDGED_MAX = 100_000
+WAITING_MAX = 4096
+"""Outstanding pull requests of one queue: one a taker."""
+_ALREADY_DIFFERENT = "(10058)"
+_RUN_BUCKET = re.compile(r"KV_grpo_([a-z0-9-]+)_run")
+
+
+def stream_configs(names: Names, queue_messages_max: int = QUEUE_MESSAGES_MAX) -> list[dict[str, Any]]:
+    """Every stream of a run. Unlisted settings are the server's defaults."""
+    streams = [_queue(names, queue, queue_messages_max) for queue in Queue]
+    streams += [_bucket(names, bucket) for bucket in Bucket]
+    streams += [
+        _kept(names.dead_stream, names.dead_subject, DEAD_AGE_S, DEAD_BYTES_KEPT),
+        _kept(names.event_stream, names.event_subject("*", "*"), EVENT_AGE_S, EVENT_BYTES_KEPT),
+        {
+            "name": f"OBJ_{names.blob_bucket}",
+            "subjects": [f"$O.{names.blob_bucket}.C.>", f"$O.{names.blob_bucket}.M.>"],
+            "discard": "new",
+            "max_age": _ns(BLOB_AGE_S),
+            "allow_direct": True,
+            "allow_rollup_hdrs": True,
+            "allow_msg_ttl": True,
+        },
+    ]
+    return [{"storage": "file", "num_replicas": 1, **stream} for stream in streams]
+
+
+def consumer_config(names: Names, queue: Queue, ack_wait_s: float) -> dict[str, Any]:
+    """The one durable consumer of a queue. Nodes count deliveries themselves and bury what exceeds them."""
+    return {
+        "durable_name": names.consumer(queue),
+        "ack_policy": "explicit",
+        "ack_wait": _ns(ack_wait_s),
+        "max_deliver": -1,
+        "max_ack_pending": UNACKNOWLEDGED_MAX,
+        "max_waiting": WAITING_MAX,
+    }
+
+
+async def create_streams(link: Link, spec: RunSpec, queue_messages_max: int) -> None:
+    """Create or bring up to date all that ``spec`` needs. Raises OperatorError, BusError."""
+    names = Names(spec.name)
+    try:
+        await asyncio.gather(*(_create(link, config) for config in stream_configs(names, queue_messages_max)))
+        await asyncio.gather(
+            *(_create_consumer(link, names, queue, spec.sampling.ack_wait_s) for queue in Queue)
+        )
+    except BackPressure as exc:
+        raise OperatorError(
+            f"the broker has no room for run {spec.name}: {exc}; delete old runs or raise its max_file_store"
+        ) from exc
+
+
+async def list_runs(access: BrokerAccess, node: str = "list-runs") -> list[str]:
+    """Names of all runs on a broker, sorted. Raises OperatorError, BusError."""
+    link = await Link.open(access, node)
+    try:
+        return await _runs(link)
+    finally:
+        await link.close()
+
+
+async def _runs(link: Link) -> list[str]:
+    names: list[str] = []
+    while True:
+        page = await link.read_api("STREAM.NAMES", {"offset": len(names)})
+        names += page["streams"] or []
+        if not page["streams"] or len(names) >= page["total"]:
+            break
+    return sorted(match[1] for name in names if (match := _RUN_BUCKET.fullmatch(name)))
+
+
+async def _create(link: Link, config: dict[str, Any]) -> None:
+    try:
+        await link.api(f"STREAM.CREATE.{config['name']}", config)
+    except BusError as exc:
+        if _ALREADY_DIFFERENT not in str(exc):
+            raise
+        await link.api(f"STREAM.UPDATE.{config['name']}", config)
+
+
+async def _create_consumer(link: Link, names: Names, queue: Queue, ack_wait_s: float) -> None:
+    stream, consumer = names.stream(queue), names.consumer(queue)
+    body = {"stream_name": stream, "config": consumer_config(names, queue, ack_wait_s)}
+    await link.api(f"CONSUMER.DURABLE.CREATE.{stream}.{consumer}", body)
+
+
+def _queue(names: Names, queue: Queue, messages_max: int) -> dict[str, Any]:
+    return {
+        "name": names.stream(queue),
+        "subjects": [names.subject(queue)],
+        "retention": "workqueue",
+        "discard": "new",
+        "max_msgs": messages_max,
+        "duplicate_window": _ns(DEDUPE_WINDOW_S),
+        "allow_direct": True,
+    }
+
+
+def _bucket(names: Names, bucket: Bucket) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "name": names.kv_stream(bucket),
+        "subjects": [names.kv_subject(bucket, ">")],
+        "max_msgs_per_subject": HISTORY[bucket],
+        "discard": "new",
+        "deny_delete": True,
+        "allow_direct": True,
+        "allow_rollup_hdrs": True,
+        "allow_atomic": True,
+        "allow_msg_ttl": True,
+    }
+    if bucket is Bucket.POLICY:
+        config["republish"] = {
+            "src": names.kv_subject(bucket, "head.>"),
+            "dest": names.announce_subject(">"),
+        }
+    return config
+
+
+def _kept(name: str, subject: str, age_s: float, bytes_kept: int) -> dict[str, Any]:
+    return {
+        "name": name,
+        "subjects": [subject],
+        "max_age": _ns(age_s),
+        "max_bytes": bytes_kept,
+        "discard": "old",
+        "allow_direct": True,
+    }
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)

@@ -1,0 +1,93 @@
+"""Runs: create one from a run file, with everything pinned that peers must agree on."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from node.models import pin
+from node.nats_bus import NatsBus
+from node.stores import create_store, open_store
+from protocol.codec import decode_as, encode
+from protocol.errors import OperatorError, WrongRevision
+from protocol.identity import Identity
+from protocol.manifest import EntryKind, Manifest
+from protocol.messages import RunState
+from protocol.runspec import RunSpec
+from protocol.subjects import SPEC_KEY, Bucket
+from roles.tasks.open import open_tasks
+
+
+def read_run_file(path: Path) -> RunSpec:
+    """Parse a run file; raises OperatorError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise OperatorError(f"{path}: cannot read the run file: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise OperatorError(f"{path}: not UTF-8 text: {exc.reason} at byte {exc.start}") from exc
+    return RunSpec.from_toml(text, str(path))
+
+
+def pin_run(spec: RunSpec, models: Path) -> RunSpec:
+    """Fix what may differ between machines: model digests, task-set digest, the store's full path.
+
+    Reads model files and the whole task set. Raises OperatorError for whatever cannot be used.
+    """
+    model = pin(spec.model, models)
+    tasks = open_tasks(spec.tasks, spec.seed, Path.cwd())
+    store = spec.store
+    if not urlsplit(store.url).scheme:
+        store = store.model_copy(update={"url": Path(store.url).expanduser().resolve().as_uri()})
+    changes = {
+        "model": model,
+        "tasks": spec.tasks.model_copy(update={"digest": tasks.digest}),
+        "store": store,
+    }
+    return spec.model_copy(update=changes)
+
+
+async def create_run(bus: NatsBus, spec: RunSpec, identity: Identity, cache: Path) -> bool:
+    """Store a pinned run in the bucket and at the broker; False if the same run is there already.
+
+    Raises OperatorError if a run of this name with other settings exists.
+    """
+    state = RunState(spec_json=spec.model_dump_json(), spec_digest=spec.digest, creator=identity.node)
+    if await bus.exists():
+        entry = await bus.get(Bucket.RUN, SPEC_KEY)
+        if entry is not None:
+            return _same(spec, decode_as(entry.value, RunState))
+    store = open_store(spec.store, cache)
+    create_store(spec.store)
+    files = {"run.json": spec.model_dump_json(indent=1).encode()}
+    manifest = Manifest(
+        path=f"{spec.name}/run-{spec.digest}",
+        kind=EntryKind.RUN,
+        run=spec.name,
+        author=identity.node,
+        files=Manifest.describe(files),
+    )
+    await store.publish(manifest.signed(identity), files)
+    await bus.create_run(spec)
+    try:
+        await bus.put(Bucket.RUN, SPEC_KEY, encode(state, identity), expected=0)
+    except WrongRevision:
+        entry = await bus.get(Bucket.RUN, SPEC_KEY)
+        assert entry is not None
+        return _same(spec, decode_as(entry.value, RunState))
+    return True
+
+
+def _same(spec: RunSpec, found: RunState) -> bool:
+    if found.spec_digest != spec.digest:
+        raise OperatorError(
+            f"a run {spec.name!r} with other settings exists; choose another name in the run file, "
+            f"or restore its settings (theirs {found.spec_digest}, yours {spec.digest})"
+        )
+    return False
+
+
+async def pin_run_off_loop(spec: RunSpec, models: Path) -> RunSpec:
+    """``pin_run`` on a thread."""
+    return await asyncio.to_thread(pin_run, spec, models)

@@ -1,0 +1,142 @@
+"""Settings of one node: what its operator decides, as opposed to what the run decides.
+
+This is the only file that reads the environment. Everything else gets its settings as arguments.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from protocol.errors import OperatorError
+
+Role = Literal["learner", "sampler", "verifier"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+ENV_HOME = "GRPO_HOME"
+ENV_BROKER = "GRPO_BROKER"
+ENV_TOKEN = "GRPO_TOKEN"
+ENV_NATS_SERVER = "GRPO_NATS_SERVER"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a node keeps things on this machine."""
+
+    home: Path
+
+    @property
+    def models(self) -> Path:
+        """Base models made or converted here."""
+        return self.home / "models"
+
+    def node(self, run: str, name: str) -> Path:
+        """One node's own state: its identity and its verified copies of adapters."""
+        return self.home / "nodes" / run / name
+
+    def broker(self, name: str) -> Path:
+        """State of an embedded broker."""
+        return self.home / "brokers" / name
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """What an operator says to one node."""
+
+    run: str
+    roles: tuple[Role, ...]
+    broker: str
+    token: str | None = None
+    name: str | None = None
+    """Node name; a learner's name is its id and must survive a restart."""
+    device: str = "auto"
+    threads: int | None = None
+    rows_max: int = 128
+    """Sequences a sampler decodes at once."""
+    grace_s: float = 30.0
+    """How long a stopping node finishes what it has in hand."""
+    places: Places = Places(Path())
+
+    def __post_init__(self) -> None:
+        """Raise OperatorError on settings no node could run with."""
+        if unknown := [role for role in self.roles if role not in ROLES]:
+            raise OperatorError(f"no such role: {unknown[0]!r}; roles are {', '.join(ROLES)}")
+        if not self.roles:
+            raise OperatorError(f"a node needs at least one --role: {', '.join(ROLES)}")
+        if self.threads is not None and self.threads < 1:
+            raise OperatorError("--threads must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the environment says."""
+
+    places: Places
+    broker: str | None
+    token: str | None
+    nats_server: Path | None
+    cores: int
+    load: float
+    """One-minute load average, 0 where the system has none."""
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
+    """Read everything this project takes from its surroundings, once."""
+    environ = os.environ if environ is None else environ
+    home = environ.get(ENV_HOME)
+    nats_server = environ.get(ENV_NATS_SERVER)
+    affinity = getattr(os, "sched_getaffinity", None)
+    return Environment(
+        places=Places(Path(home).expanduser() if home else default_home()),
+        broker=environ.get(ENV_BROKER),
+        token=environ.get(ENV_TOKEN),
+        nats_server=Path(nats_server) if nats_server else None,
+        cores=len(affinity(0)) if affinity else os.cpu_count() or 1,
+        load=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
+    )
+
+
+def default_home() -> Path:
+    """The operating system's place for data that may be made again."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "grpo-node"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo-node"
+
+
+def prepare_process(threads: int) -> None:
+    """Set what must be set before numeric libraries load.
+
+    Two processes whose OpenMP threads spin while they wait fall to a twentieth of their speed on two
+    cores, so waiting is passive and the number of threads is explicit.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+def child_environment(additions: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a node that this process starts."""
+    return {**os.environ, **additions}
+
+
+def free_threads(environment: Environment) -> int:
+    """Threads for a node alone: the cores that others leave free, at least one."""
+    return max(1, round(environment.cores - environment.load))
+
+
+def share_threads(environment: Environment, roles: Sequence[Sequence[Role]]) -> list[int]:
+    """Threads for each of several peers on this machine; a verifier computes next to nothing.
+
+    Cores go to peers that compute, evenly, the first ones getting what remains; everybody has one.
+    """
+    heavy = [index for index, peer in enumerate(roles) if set(peer) & {"learner", "sampler"}]
+    each, rest = divmod(environment.cores, max(1, len(heavy)))
+    threads = [1] * len(roles)
+    for position, index in enumerate(heavy):
+        threads[index] = max(1, each + (position < rest))
+    return threads

@@ -1,0 +1,150 @@
+"""A swarm on one machine: a broker, a run, and its peers as separate processes, watched from here."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import structlog
+
+from node.broker import Broker, start_broker
+from node.broker_access import BrokerAccess
+from node.children import Child, kill, last_words, start_child, stop_children
+from node.identity_file import load_or_create_identity
+from node.nats_bus import NatsBus
+from node.progress import Progress
+from node.runs import create_run
+from node.settings import ENV_HOME, ENV_TOKEN, Environment, Role, child_environment, share_threads
+from protocol.codec import decode_as
+from protocol.errors import DecodeError, OperatorError
+from protocol.messages import Event
+from protocol.runspec import RunSpec
+
+RESTARTS_MAX = 5
+"""Restarts of one peer that keeps dying before the swarm gives up."""
+
+CHECK_S = 0.25
+WATCHER = "watcher"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One process of the swarm."""
+
+    name: str
+    roles: tuple[Role, ...]
+    threads: int = 1
+    options: tuple[str, ...] = ()
+
+
+def peers_for(learners: int, samplers: int, verifiers: int, environment: Environment) -> list[Peer]:
+    """Peers ``learner-1``, ``sampler-1``… with the cores divided among those that compute."""
+    wanted: list[tuple[Role, int]] = [("learner", learners), ("sampler", samplers), ("verifier", verifiers)]
+    peers = [Peer(f"{role}-{i + 1}", (role,)) for role, count in wanted for i in range(count)]
+    threads = share_threads(environment, [peer.roles for peer in peers])
+    return [replace(peer, threads=count) for peer, count in zip(peers, threads, strict=True)]
+
+
+class Swarm:
+    """Peers of one run on this machine. Use ``open_swarm``."""
+
+    def __init__(self, spec: RunSpec, broker: Broker, bus: NatsBus, home: Path, directory: Path) -> None:
+        """``home`` is GRPO_HOME for the peers; logs go below ``directory``."""
+        self.spec = spec
+        self.bus = bus
+        self.progress = Progress(spec.learner.updates)
+        self._broker = broker
+        self._home = home
+        self._directory = directory
+        self._children: dict[str, Child] = {}
+        self._peers: dict[str, Peer] = {}
+        self._restarts: dict[str, int] = {}
+        self._given_up: set[str] = set()
+
+    async def start(self, peer: Peer) -> None:
+        """Start a peer as a process of its own."""
+        command = [sys.executable, "-m", "node", "--run", self.spec.name, "--broker", self._broker.url]
+        command += ["--name", peer.name, "--threads", str(peer.threads), "--log", "info", *peer.options]
+        for role in peer.roles:
+            command += ["--role", role]
+        environ = child_environment({ENV_TOKEN: self._broker.token, ENV_HOME: str(self._home)})
+        log = self._directory / "logs" / f"{peer.name}.log"
+        self._children[peer.name] = await start_child(peer.name, command, environ, log)
+        self._peers[peer.name] = peer
+
+    @property
+    def alive(self) -> list[str]:
+        """Names of peers whose process runs."""
+        return [name for name, child in self._children.items() if child.alive]
+
+    def kill(self, name: str) -> None:
+        """SIGKILL a peer; it is not restarted."""
+        self._given_up.add(name)
+        kill(self._children[name])
+
+    async def watch(self) -> None:
+        """Read telemetry into ``progress`` for ever."""
+        async for frame in self.bus.events(replay=True):
+            try:
+                self.progress.take(decode_as(frame, Event))
+            except DecodeError as exc:
+                structlog.get_logger().warning("event_unreadable", error=str(exc))
+
+    async def finished(self) -> None:
+        """Wait until a learner has ended the run. Restarts what dies; raises OperatorError with the
+        end of its log if something dies again and again."""
+        while True:
+            for name, child in list(self._children.items()):
+                if child.alive or name in self._given_up:
+                    continue
+                if child.process.returncode != 0:
+                    await self._restart(name, child)
+                elif "learner" in self._peers[name].roles:
+                    return
+            await asyncio.sleep(CHECK_S)
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop every peer in order."""
+        await stop_children(list(self._children.values()), grace_s)
+
+    async def _restart(self, name: str, child: Child) -> None:
+        self._restarts[name] = self._restarts.get(name, 0) + 1
+        code = child.process.returncode
+        if code == 2 or self._restarts[name] > RESTARTS_MAX:  # noqa: PLR2004 an operator's mistake
+            raise OperatorError(f"{name} ended with code {code}; {child.log} ends:\n{last_words(child.log)}")
+        structlog.get_logger().warning("peer_restarted", peer=name, code=code, log=str(child.log))
+        await self.start(self._peers[name])
+
+
+@asynccontextmanager
+async def open_swarm(
+    spec: RunSpec, environment: Environment, directory: Path, peers: Sequence[Peer], grace_s: float = 20.0
+) -> AsyncIterator[Swarm]:
+    """Broker, run and peers; all of them end with the body, however it ends.
+
+    ``spec`` must be pinned. The broker's disk, logs and identities lie below ``directory``.
+    """
+    # On this thread: the broker ends with the thread that started it, should this process be killed.
+    broker = start_broker(directory / "broker", binary=environment.nats_server)
+    try:
+        bus = await NatsBus.connect(BrokerAccess(broker.url, token=broker.token), spec.name, node=WATCHER)
+        try:
+            identity = await asyncio.to_thread(load_or_create_identity, directory / "watcher.nk", WATCHER)
+            await create_run(bus, spec, identity, directory / "cache")
+            swarm = Swarm(spec, broker, bus, environment.places.home, directory)
+            watching = asyncio.create_task(swarm.watch())
+            try:
+                for peer in peers:
+                    await swarm.start(peer)
+                yield swarm
+            finally:
+                watching.cancel()
+                await swarm.stop(grace_s)
+        finally:
+            await bus.close()
+    finally:
+        await asyncio.to_thread(broker.stop)

@@ -1,0 +1,70 @@
+"""``up``: a real run on this machine, through the same processes as on many."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Protocol
+
+from node.plot import save_curve
+from node.runs import pin_run_off_loop
+from node.settings import Environment
+from node.swarm import Swarm, open_swarm, peers_for
+from protocol.codec import decode_as
+from protocol.messages import Head
+from protocol.runspec import RunSpec
+from protocol.subjects import Bucket
+
+SHOW_EVERY_S = 1.0
+
+
+class Audience(Protocol):
+    """Whoever watches."""
+
+    def say(self, text: str) -> None:
+        """One line that stays."""
+        ...
+
+    def show(self, swarm: Swarm) -> None:
+        """The swarm as it is now."""
+        ...
+
+
+async def bring_up(
+    environment: Environment, spec: RunSpec, directory: Path, counts: tuple[int, int, int], audience: Audience
+) -> dict[str, object]:
+    """Run until the last update; returns what happened. The same call later continues the run."""
+    directory.mkdir(parents=True, exist_ok=True)
+    audience.say(f"reading model and tasks of run {spec.name}")
+    pinned = await pin_run_off_loop(spec, environment.places.models)
+    async with open_swarm(pinned, environment, directory, peers_for(*counts, environment)) as swarm:
+        audience.say(f"started {', '.join(swarm.alive)}; logs in {directory / 'logs'}")
+        shower = asyncio.create_task(_show(swarm, audience, directory))
+        try:
+            await swarm.finished()
+        finally:
+            shower.cancel()
+        heads = await swarm.bus.list(Bucket.POLICY, "head")
+        head = decode_as(next(iter(heads.values())).value, Head) if heads else None
+    progress = swarm.progress
+    picture = save_curve(directory / "curve.png", progress.rewards, progress.evals, "reward")
+    exports = f"{pinned.store.url}/{spec.name}/exports/{head.clock.digest}" if head else ""
+    audience.say(f"reward {progress.reward_first:.3f} -> {progress.reward:.3f}; curve in {picture}")
+    audience.say(f"adapter: {exports}")
+    return {
+        "reward_first": progress.reward_first,
+        "reward_last": progress.reward,
+        "evals": progress.evals,
+        "updates": head.count if head else 0,
+        "groups_trained": head.groups_trained if head else 0,
+        "groups_dropped": head.groups_dropped if head else {},
+        "staleness_max": progress.staleness_max,
+        "adapter": exports,
+        "curve": progress.rewards,
+    }
+
+
+async def _show(swarm: Swarm, audience: Audience, directory: Path) -> None:
+    while True:
+        audience.show(swarm)
+        await asyncio.sleep(SHOW_EVERY_S)

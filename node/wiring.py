@@ -1,0 +1,191 @@
+"""The composition root: the one place that joins roles to adapters.
+
+settings ─▶ broker ─▶ RunSpec ─▶ store, model, tasks ─▶ parts ─▶ Node
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import structlog
+
+from node.broker_access import BrokerAccess
+from node.devices import choose_device
+from node.identity_file import load_or_create_identity
+from node.models import Detokenizer, LocalModel, load_tokenizer, resolve_model, stop_token_ids
+from node.names import claim_home
+from node.nats_bus import NatsBus
+from node.node import Node, Part
+from node.presence import Presence
+from node.runtime import ThreadOffload
+from node.settings import NodeSettings
+from node.stores import open_store
+from node.system_clock import SystemClock
+from protocol.clock import VectorClock
+from protocol.codec import decode_as
+from protocol.errors import OperatorError
+from protocol.identity import Identity
+from protocol.messages import RunState
+from protocol.ports import AdapterStore, Bus
+from protocol.runspec import RunSpec
+from protocol.subjects import SPEC_KEY, Bucket
+from roles.learner.learner import Learner
+from roles.ring import Ring
+from roles.sampler.sampler import Sampler
+from roles.tasks.open import describe_skipped, open_tasks
+from roles.tasks.prompts import Prompt, PromptBuilder
+from roles.tasks.taskset import Split, TaskSet
+from roles.verifier.checks import Rules
+from roles.verifier.rewards.scorer import Scorer
+from roles.verifier.verifier import Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What all parts of a node stand on."""
+
+    settings: NodeSettings
+    identity: Identity
+    bus: Bus
+    spec: RunSpec
+    store: AdapterStore
+    model: LocalModel
+    presence: Presence
+
+    def ring(self, role: str) -> Ring:
+        """A role's voice."""
+        return Ring(self.bus, self.identity, self.spec, role, SystemClock())
+
+
+async def build_node(settings: NodeSettings) -> Node:
+    """Connect, read the run, check that this machine's copies agree with it, and build every part.
+
+    Raises OperatorError with one clear line for whatever the operator must change.
+    """
+    home = await asyncio.to_thread(claim_home, settings)
+    identity = await asyncio.to_thread(load_or_create_identity, home / "identity.nk", home.name)
+    access = BrokerAccess(settings.broker, token=settings.token)
+    bus = await NatsBus.connect(access, settings.run, node=identity.node)
+    try:
+        spec = await read_spec(bus, settings)
+        store = open_store(spec.store, home / "store")
+        model = await asyncio.to_thread(resolve_model, spec.model, settings.places.models)
+        ring = Ring(bus, identity, spec, "node", SystemClock())
+        if set(settings.roles) & {"learner", "sampler"}:
+            settings = replace(settings, device=await asyncio.to_thread(choose_device, settings.device))
+        detail = {"device": settings.device, "threads": str(settings.threads)}
+        presence = Presence(ring, settings.roles, detail)
+        ground = Ground(settings, identity, bus, spec, store, model, presence)
+        ring.log.info("node_joined", run=spec.name, roles=settings.roles, spec=spec.digest, **detail)
+        return Node(ring, presence, [await _BUILDERS[role](ground) for role in settings.roles])
+    except BaseException:
+        await bus.close()
+        raise
+
+
+async def read_spec(bus: NatsBus, settings: NodeSettings) -> RunSpec:
+    """The run's settings; raises OperatorError if there is no such run here."""
+    entry = await bus.get(Bucket.RUN, SPEC_KEY) if await bus.exists() else None
+    if entry is None:
+        raise OperatorError(
+            f"no run {settings.run!r} at this broker; create it with: grpo-node create RUN.toml"
+        )
+    return RunSpec.model_validate_json(decode_as(entry.value, RunState).spec_json)
+
+
+async def build_learner(ground: Ground) -> Part:
+    """The learner: trains on this node's device."""
+    from roles.learner.torch_policy import TorchPolicy
+
+    spec, offload = ground.spec, ThreadOffload("learner")
+    tasks, prompts = await asyncio.to_thread(_open_prompts, ground)
+    chosen = {split: _select(ground, tasks, prompts, split) for split in _SPLITS}
+    policy = await offload(lambda: TorchPolicy.open(ground.model.directory, spec, ground.settings.device))
+    learner = Learner(
+        ground.ring("learner"), ground.store, policy, offload, chosen["train"], chosen["held_out"]
+    )
+    return Part("learner", learner.run, lambda: learner.clock, lambda: learner.busy, offload.close)
+
+
+async def build_sampler(ground: Ground) -> Part:
+    """The sampler: generates on this node's device."""
+    from roles.sampler.transformers_engine import TransformersEngine
+
+    spec, settings = ground.spec, ground.settings
+    tokenizer = await asyncio.to_thread(load_tokenizer, ground.model.directory)
+    engine = await asyncio.to_thread(
+        lambda: TransformersEngine.open(
+            ground.model.directory,
+            spec.lora,
+            stop_token_ids(ground.model.directory, tokenizer),
+            device=settings.device,
+            dtype=spec.model.dtype,
+            rows_max=settings.rows_max,
+            # A synchronous run must not depend on which tasks happen to decode together.
+            groups_per_batch=1 if spec.staleness.max_staleness == 0 else None,
+            threads=settings.threads or 1,
+        )
+    )
+    offload = ThreadOffload("sampler")
+    sampler = Sampler(ground.ring("sampler"), ground.store, engine, offload, drain_s=settings.grace_s)
+
+    async def close() -> None:
+        await engine.close()
+        await offload.close()
+
+    return Part("sampler", sampler.run, lambda: sampler.clock, lambda: sampler.busy, close)
+
+
+async def build_verifier(ground: Ground) -> Part:
+    """The verifier: scores on this node's cores; the only role that opens the answers."""
+    spec, settings = ground.spec, ground.settings
+    tasks, prompts = await asyncio.to_thread(_open_prompts, ground)
+    tokenizer = await asyncio.to_thread(load_tokenizer, ground.model.directory)
+    rules = Rules(
+        eos_ids=frozenset(stop_token_ids(ground.model.directory, tokenizer)),
+        vocab_size=ground.model.vocab_size,
+        tasks=tasks,
+        prompt_of=lambda row: prompts.token_ids(row.prompt).tolist(),
+    )
+    scorer = Scorer(spec.rewards, workers=settings.threads or 1)
+    await scorer.open()
+    verifier = Verifier(
+        ground.ring("verifier"),
+        rules,
+        Detokenizer(tokenizer),
+        scorer,
+        trust=ground.presence.key_of,
+        drain_s=settings.grace_s,
+    )
+    return Part("verifier", verifier.run, VectorClock, lambda: verifier.busy, scorer.close)
+
+
+_SPLITS: tuple[Split, ...] = ("train", "held_out")
+
+
+def _open_prompts(ground: Ground) -> tuple[TaskSet, PromptBuilder]:
+    """The run's rows and how they become token ids. Slow: off the loop."""
+    tasks = open_tasks(ground.spec.tasks, ground.spec.seed, Path.cwd())
+    return tasks, PromptBuilder(load_tokenizer(ground.model.directory), ground.spec.tasks)
+
+
+def _select(ground: Ground, tasks: TaskSet, prompts: PromptBuilder, split: Split) -> Sequence[Prompt]:
+    """Rows of a split that fit the model; the others are counted and named in the log."""
+    rows = tasks.train if split == "train" else tasks.held_out
+    selection = prompts.select(
+        rows,
+        context_tokens=ground.model.context_tokens,
+        max_new_tokens=ground.spec.sampling.max_new_tokens,
+    )
+    if selection.skipped:
+        first = describe_skipped(selection.skipped)
+        structlog.get_logger().warning(
+            "prompts_skipped", split=split, count=len(selection.skipped), first=first
+        )
+    return selection.prompts
+
+
+_BUILDERS = {"learner": build_learner, "sampler": build_sampler, "verifier": build_verifier}

@@ -1,0 +1,1 @@
+"""What peers say to each other: messages, clocks, subjects, codec, limits, ports and errors."""

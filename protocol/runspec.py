@@ -1,0 +1,264 @@
+"""The RunSpec: the frozen settings that all peers of a run share, one small class a concern.
+
+A run is one TOML file with these tables. Unknown keys are refused; the defaults are the good run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from protocol.errors import OperatorError, one_line
+from protocol.limits import COMPLETION_TOKENS_MAX, COUNT_MAX, GROUP_SIZE_MAX, NAME_MAX, PROMPT_TOKENS_MAX
+
+Name = Annotated[str, Field(pattern=rf"^[a-z0-9][a-z0-9-]{{0,{NAME_MAX - 1}}}$")]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1, le=COUNT_MAX)]
+CountOrZero = Annotated[int, Field(ge=0, le=COUNT_MAX)]
+Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
+Modules = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+
+
+_FAULTS_LISTED_MAX = 100
+"""Faults that are spelled out; a stranger's frame may hold a hundred thousand."""
+
+
+class Spec(BaseModel):
+    """Frozen and closed: a typo in a run file is an error, not a silent default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ModelSpec(Spec):
+    """The frozen base model."""
+
+    ref: str
+    """``builtin:tiny``, a local directory, or a model id on the Hugging Face Hub."""
+    revision: str | None = None
+    """Commit of a hub model; ``create`` pins the newest one when absent."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    seed: Seed = 0
+    """Seed of ``builtin:tiny``; other models ignore it."""
+    config_digest: str | None = None
+    tokenizer_digest: str | None = None
+    """sha256 of config and tokenizer as ``create`` saw them; a node whose copies differ does not join."""
+
+
+class LoraSpec(Spec):
+    """The shape of every adapter of the run (Hu et al. 2021; rsLoRA: Kalajdzievski 2023)."""
+
+    rank: Annotated[int, Field(ge=1, le=512)] = 16
+    alpha: Positive = 32.0
+    rslora: bool = False
+    target_modules: Literal["all-linear"] | Modules = "all-linear"
+
+    @property
+    def scale(self) -> float:
+        """What B·A is multiplied with: alpha/r, or alpha/sqrt(r) for rsLoRA."""
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+
+class TasksSpec(Spec):
+    """Where prompts and answers come from."""
+
+    source: str
+    """``builtin:sort-digits``, a ``.jsonl`` file, ``hf:<dataset>[/<config>][@<revision>]`` (or ``hf:`` and a
+    local path) or ``reasoning-gym:<dataset>``."""
+    split: str = "train"
+    prompt_column: str = "prompt"
+    answer_column: str = "answer"
+    answer_after: str | None = None
+    """Text after whose last occurrence the answer stands in its column, such as GSM8K's ``####``."""
+    template: str | None = None
+    """Python format text with ``{prompt}``; absent means the tokenizer's chat template."""
+    system_prompt: str | None = None
+    rows_max: Count | None = None
+    held_out: CountOrZero = 128
+    """Rows kept for evaluation and never trained on."""
+    prompt_tokens_max: Annotated[int, Field(ge=1, le=PROMPT_TOKENS_MAX)] = 1024
+    strict: bool = False
+    """Refuse to start on the first bad row instead of skipping and counting it."""
+    digest: str | None = None
+    """sha256 over all rows as ``create`` read them; a node whose rows differ does not join."""
+
+
+class RewardSpec(Spec):
+    """One reward function and its weight."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """``exact``, ``math``, or ``module:function`` for the user's own."""
+    weight: float = 1.0
+    timeout_s: Positive = 5.0
+    memory_bytes_max: Count = 2 << 30
+
+
+class SamplingSpec(Spec):
+    """How tasks are sampled. Train at temperature 1 without truncation, or the ratio is biased."""
+
+    group_size: Annotated[int, Field(ge=2, le=GROUP_SIZE_MAX)] = 8
+    temperature: Positive = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+    """0 means all tokens."""
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    max_new_tokens: Annotated[int, Field(ge=1, le=COMPLETION_TOKENS_MAX)] = 512
+    deadline_s: Positive = 600.0
+    """A group that is not whole by then is published with what is finished."""
+    ack_wait_s: Positive = 30.0
+    """How long the broker waits for a sign of life before it gives a task to somebody else."""
+    deliveries_max: Count = 5
+    """A message delivered more often goes to the dead-letter subject."""
+
+
+class LearnerSpec(Spec):
+    """How updates are made and published."""
+
+    updates: Count = 500
+    groups_per_update: Count = 16
+    learning_rate: Positive = 4e-5
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_updates: CountOrZero = 0
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    weight_decay: NonNegative = 0.0
+    grad_norm_max: Positive = 1.0
+    micro_batch_tokens: Count = 8192
+    """Token budget of one forward pass; changes memory and speed, never the result."""
+    publish_every: Count = 1
+    export_every: CountOrZero = 50
+    """Updates between PEFT exports; 0 means only at the end."""
+    state_every: Count = 10
+    """Updates between saved optimizer states, from which a restarted learner resumes."""
+    update_weight: Positive | None = None
+    """Weight of this run's updates; absent means one over the number of live learners."""
+
+
+class LossSpec(Spec):
+    """The GRPO objective as numbers; every published variant is a point in this space."""
+
+    advantage_scale: Literal["none", "std"] = "none"
+    """``none``: Dr. GRPO (arXiv 2503.20783); ``std``: GRPO (arXiv 2402.03300)."""
+    ratio_level: Literal["token", "sequence"] = "token"
+    """``sequence``: GSPO (arXiv 2507.18071)."""
+    clip_low: NonNegative = 0.2
+    clip_high: NonNegative = 0.2
+    dual_clip: Positive | None = None
+    """Upper bound of the ratio where the advantage is negative (arXiv 1912.09729)."""
+    detached_weight: bool = False
+    """CISPO (arXiv 2506.13585): the clipped ratio is a constant weight of log pi."""
+    correction: Literal["none", "truncate", "mask", "sequence_truncate", "sequence_mask", "negative_mask"] = (
+        "none"
+    )
+    """What weighs the loss for off-policy tokens: a token's (or its sequence's) weight truncated at the cap
+    (TIS), masked outside [1/cap, cap] (IcePop), a sequence masked above the cap, or only a sequence of
+    negative advantage whose mean log(sampler/learner) exceeds log(cap) (DeepSeek-V3.2)."""
+    correction_cap: Positive = 2.0
+    kl_beta: NonNegative = 0.0
+    """Weight of k3 against genesis."""
+    kl_unbiased: bool = False
+    """k3 times the ratio, whose gradient is unbiased off policy (DeepSeek-V3.2, arXiv 2512.02556)."""
+    entropy_coef: NonNegative = 0.0
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    aggregation_tokens: Count | None = None
+    """Divisor per completion for ``constant`` (the maximum completion length in Dr. GRPO)."""
+    mask_truncated: bool = False
+    log_ratio_max: Positive = 20.0
+    """Log-ratios are capped here before ``exp``, and counted."""
+
+    @model_validator(mode="after")
+    def _constant_needs_length(self) -> Self:
+        if (self.aggregation == "constant") != (self.aggregation_tokens is not None):
+            raise ValueError("aggregation_tokens belongs to aggregation = 'constant', and only to it")
+        return self
+
+
+class StalenessSpec(Spec):
+    """How far behind the learner a group may have started."""
+
+    max_staleness: CountOrZero = 4
+
+
+class StoreSpec(Spec):
+    """Where adapters lie."""
+
+    url: str
+    """``file:///…`` (a shared directory)."""
+    timeout_s: Positive = 120.0
+    keep_updates: Count = 20
+    """Updates kept per learner; nothing younger than ``grace_s`` is ever removed."""
+    grace_s: NonNegative = 3600.0
+
+
+class AuditSpec(Spec):
+    """How often a verifier recomputes a sampler's log-probabilities."""
+
+    rate: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+class EvalSpec(Spec):
+    """Evaluation on held-out problems, pinned to one clock."""
+
+    every: CountOrZero = 25
+    """Updates between evaluations; 0 means only before the first and after the last."""
+    problems: CountOrZero = 128
+    completions_per_problem: Annotated[int, Field(ge=1, le=GROUP_SIZE_MAX)] = 1
+    temperature: Positive = 1.0
+
+
+class RunSpec(Spec):
+    """Everything that all peers of a run must agree on."""
+
+    name: Name
+    seed: Seed = 0
+    model: ModelSpec
+    lora: LoraSpec = LoraSpec()
+    tasks: TasksSpec
+    rewards: Annotated[tuple[RewardSpec, ...], Field(strict=False, min_length=1)]
+    sampling: SamplingSpec = SamplingSpec()
+    learner: LearnerSpec = LearnerSpec()
+    loss: LossSpec = LossSpec()
+    staleness: StalenessSpec = StalenessSpec()
+    store: StoreSpec
+    audit: AuditSpec = AuditSpec()
+    eval: EvalSpec = EvalSpec()
+
+    @model_validator(mode="after")
+    def _rewards_are_distinct(self) -> Self:
+        names = [reward.name for reward in self.rewards]
+        if len(set(names)) != len(names):
+            raise ValueError("each reward may be listed once")
+        return self
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the canonical JSON; peers that print the same digest share the same settings."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    @classmethod
+    def from_toml(cls, text: str, origin: str) -> RunSpec:
+        """Parse a run file; raises OperatorError with one line that names the key and the fault."""
+        try:
+            return cls.model_validate(tomllib.loads(text))
+        except tomllib.TOMLDecodeError as exc:
+            raise OperatorError(f"{origin}: not TOML: {exc}") from exc
+        except ValidationError as exc:
+            raise OperatorError(f"{origin}: {first_fault(exc)}") from exc
+
+
+def first_fault(exc: ValidationError) -> str:
+    """One line for a person: the first fault, and how many more there are."""
+    if exc.error_count() > _FAULTS_LISTED_MAX:
+        return f"{exc.error_count()} faults"
+    errors = exc.errors(include_url=False, include_context=False, include_input=False)
+    where = ".".join(str(part) for part in errors[0]["loc"]) or "the file"
+    what = errors[0]["msg"]
+    if errors[0]["type"] == "extra_forbidden":
+        what = "no such setting; check the spelling"
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return one_line(f"{where}: {what}{more}")

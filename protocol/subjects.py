@@ -1,0 +1,122 @@
+"""Names on the broker: subjects, streams, consumers, buckets and keys of one run."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from protocol.limits import PROTOCOL_VERSION
+
+
+class Queue(StrEnum):
+    """Work queues of a run; each is a JetStream work-queue stream with one shared consumer."""
+
+    TASK = "task"
+    ROLLOUT = "rollout"
+    VERIFIED = "verified"
+    EVAL_TASK = "eval.task"
+    EVAL_ROLLOUT = "eval.rollout"
+    EVAL_VERIFIED = "eval.verified"
+
+
+class Bucket(StrEnum):
+    """Key-value buckets of a run."""
+
+    RUN = "run"
+    POLICY = "policy"
+    NODE = "node"
+
+
+TRAINING = (Queue.TASK, Queue.ROLLOUT, Queue.VERIFIED)
+"""The queues whose depth is the number of groups in flight."""
+
+
+class Names:
+    """Every broker-side name of run ``run``; the only place that spells them."""
+
+    def __init__(self, run: str) -> None:
+        """Bind to one run."""
+        self.run = run
+        self.root = f"grpo.v{PROTOCOL_VERSION}.{run}"
+
+    def subject(self, queue: Queue) -> str:
+        """Subject of a work queue."""
+        return f"{self.root}.{queue.value}"
+
+    def stream(self, queue: Queue) -> str:
+        """Stream of a work queue; stream names must not contain dots."""
+        return f"grpo_{self.run}_{queue.value.replace('.', '_')}"
+
+    def consumer(self, queue: Queue) -> str:
+        """The durable pull consumer that all takers of a queue share."""
+        step = queue.value.rpartition(".")[2]
+        return {"task": "samplers", "rollout": "verifiers", "verified": "learners"}[step]
+
+    @property
+    def dead_subject(self) -> str:
+        """Where dead letters go."""
+        return f"{self.root}.dead"
+
+    @property
+    def dead_stream(self) -> str:
+        """Stream that keeps dead letters for a person."""
+        return f"grpo_{self.run}_dead"
+
+    def event_subject(self, role: str, node: str) -> str:
+        """Subject of a node's telemetry; ``role`` and ``node`` may be ``*``."""
+        return f"{self.root}.event.{role}.{node}"
+
+    @property
+    def event_stream(self) -> str:
+        """Stream that keeps recent telemetry."""
+        return f"grpo_{self.run}_event"
+
+    def bucket(self, bucket: Bucket) -> str:
+        """Name of a KV bucket."""
+        return f"grpo_{self.run}_{bucket.value}"
+
+    def kv_stream(self, bucket: Bucket) -> str:
+        """Stream behind a KV bucket."""
+        return f"KV_{self.bucket(bucket)}"
+
+    def kv_subject(self, bucket: Bucket, key: str) -> str:
+        """Subject of one key."""
+        return f"$KV.{self.bucket(bucket)}.{key}"
+
+    @property
+    def blob_bucket(self) -> str:
+        """Object Store bucket for payloads too large for a message."""
+        return f"grpo_{self.run}_blob"
+
+    def announce_subject(self, learner: str) -> str:
+        """Where the broker republishes committed heads; ``learner`` may be ``*``."""
+        return f"{self.root}.announce.{learner}"
+
+
+SPEC_KEY = "spec"
+
+
+def head_key(learner: str) -> str:
+    """KV key of a learner's head."""
+    return f"head.{learner}"
+
+
+def done_key(group_id: str) -> str:
+    """KV key that marks a group as consumed."""
+    return f"done.{group_id}"
+
+
+def cursor_key(learner: str) -> str:
+    """KV key of how many tasks a learner has issued."""
+    return f"cursor.{learner}"
+
+
+def node_key(node: str) -> str:
+    """KV key of a node's presence."""
+    return f"node.{node}"
+
+
+GENESIS_KEY = "genesis"
+"""KV key in the run bucket: digest and path of the genesis that was claimed."""
+
+FINISHED_KEY = "finished"
+"""KV key in the run bucket: present once the run reached its last update."""

@@ -1,0 +1,1 @@
+"""What a peer does: sample, verify, learn."""

@@ -1,0 +1,1 @@
+"""The learner: turns verified groups into updates of the policy."""

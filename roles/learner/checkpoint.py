@@ -1,0 +1,154 @@
+"""Where a learner begins: genesis claimed once, its own last head, and the state that goes with it.
+
+The head is the truth: factors come from its update, exactly. The optimizer's state is saved beside
+it; when the newest complete state is older than the head, the learner says so and goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+
+import numpy as np
+from safetensors.numpy import load_file, save
+
+from protocol.clock import GENESIS
+from protocol.codec import decode_as
+from protocol.errors import StoreError, WrongRevision
+from protocol.manifest import EntryKind, Manifest
+from protocol.messages import Head
+from protocol.ports import AdapterStore, Offload
+from protocol.runspec import RunSpec
+from protocol.subjects import GENESIS_KEY, Bucket, head_key
+from roles.learner.committer import publish_patiently
+from roles.learner.policy import Policy, State
+from roles.policy.compose import Factors, factors_digest
+from roles.policy.peft_export import peft_directory
+from roles.ring import Ring
+
+STATE_FILE = "optimizer.safetensors"
+STATE_INFO_FILE = "state.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A learner's own last head and its revision; None at the beginning."""
+
+    head: Head | None
+    revision: int
+
+
+async def claim_genesis(ring: Ring, store: AdapterStore, policy: Policy, offload: Offload) -> None:
+    """Create genesis and claim it with create-if-absent; whoever comes second uses the first one's."""
+    if await ring.persist(lambda: ring.bus.get(Bucket.RUN, GENESIS_KEY)) is not None:
+        return
+    spec = ring.spec
+
+    def create() -> tuple[Manifest, dict[str, bytes], str]:
+        factors = policy.genesis(spec.seed)
+        digest = factors_digest(factors)
+        files = peft_directory(factors, spec.lora, spec.model.ref, GENESIS)
+        manifest = Manifest(
+            path=f"{spec.name}/genesis/{digest[:16]}",
+            kind=EntryKind.GENESIS,
+            run=spec.name,
+            author=ring.identity.node,
+            policy_digest=digest,
+            files=Manifest.describe(files),
+        )
+        return manifest.signed(ring.identity), files, digest
+
+    manifest, files, digest = await offload(create)
+    await publish_patiently(ring, store, manifest, files)
+    claim = f"{manifest.path} {digest}".encode()
+    try:
+        await ring.persist(lambda: ring.bus.put(Bucket.RUN, GENESIS_KEY, claim, expected=0))
+        await ring.tell("genesis_claimed", digest=digest[:16])
+    except WrongRevision:
+        ring.log.info("genesis_found")
+
+
+async def find_head(ring: Ring) -> Resumed:
+    """This learner's own last head."""
+    key = head_key(ring.identity.node)
+    entry = await ring.persist(lambda: ring.bus.get(Bucket.POLICY, key))
+    return Resumed(decode_as(entry.value, Head), entry.revision) if entry else Resumed(None, 0)
+
+
+async def save_state(ring: Ring, store: AdapterStore, offload: Offload, head: Head, state: State) -> None:
+    """Keep the optimizer's state of ``head``; a store that refuses costs a warning, not the run."""
+    spec = ring.spec
+
+    def describe() -> tuple[Manifest, dict[str, bytes]]:
+        files = {
+            STATE_FILE: save({name: np.ascontiguousarray(array) for name, array in state.items()}),
+            STATE_INFO_FILE: json.dumps({"count": head.count, "clock": dict(head.clock.counts)}).encode(),
+        }
+        manifest = Manifest(
+            path=state_path(spec, head.learner, head.count),
+            kind=EntryKind.STATE,
+            run=spec.name,
+            author=head.learner,
+            clock=head.clock,
+            count=head.count,
+            weight=head.weight,
+            policy_digest=head.policy_digest,
+            files=Manifest.describe(files),
+        )
+        return manifest.signed(ring.identity), files
+
+    manifest, files = await offload(describe)
+    try:
+        await store.publish(manifest, files)
+    except StoreError as exc:
+        await ring.tell("state_unsaved", count=head.count, reason=str(exc))
+
+
+async def load_state(ring: Ring, store: AdapterStore, offload: Offload, head: Head) -> State | None:
+    """The newest complete state not newer than ``head``, skipping damaged ones with a warning."""
+    prefix = f"{ring.spec.name}/state/{head.learner}"
+    paths = await store.list(prefix)
+    counts = sorted((int(path.rsplit("/", 1)[1]) for path in paths), reverse=True)
+    for count in counts:
+        if count > head.count:
+            continue
+        try:
+            directory = await store.fetch(state_path(ring.spec, head.learner, count))
+        except StoreError as exc:
+            ring.log.warning("state_skipped", count=count, reason=str(exc))
+            continue
+        if count < head.count:
+            ring.log.warning("state_is_older_than_head", state=count, head=head.count)
+        state: State = await offload(functools.partial(load_file, directory / STATE_FILE))
+        return state
+    ring.log.warning("state_missing", head=head.count)
+    return None
+
+
+async def export(ring: Ring, store: AdapterStore, offload: Offload, head: Head, factors: Factors) -> str:
+    """Publish policy(head.clock) as a plain PEFT directory; returns its path in the store."""
+    spec = ring.spec
+
+    def describe() -> tuple[Manifest, dict[str, bytes]]:
+        files = peft_directory(factors, spec.lora, spec.model.ref, head.clock)
+        manifest = Manifest(
+            path=f"{spec.name}/exports/{head.clock.digest}",
+            kind=EntryKind.EXPORT,
+            run=spec.name,
+            author=ring.identity.node,
+            clock=head.clock,
+            policy_digest=head.policy_digest,
+            files=Manifest.describe(files),
+        )
+        return manifest.signed(ring.identity), files
+
+    manifest, files = await offload(describe)
+    await publish_patiently(ring, store, manifest, files)
+    await ring.tell("adapter_exported", path=manifest.path, clock=head.clock.text)
+    return manifest.path
+
+
+def state_path(spec: RunSpec, learner: str, count: int) -> str:
+    """Store path of a learner's saved state."""
+    return f"{spec.name}/state/{learner}/{count}"

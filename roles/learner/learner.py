@@ -1,0 +1,247 @@
+"""The learner's loop: takes verified groups, makes one update after another, never waits to publish.
+
+    queue "verified" ─▶ collector ─▶ buffer ─▶ step ─▶ committer ─▶ store and head (announced to all)
+                                       ▲                   │
+    queue "task" ◀── issuer ◀──────────┴── acknowledged ◀──┘
+
+| loop       | consumes            | waits for                       | unblocked by            |
+|------------|---------------------|---------------------------------|-------------------------|
+| issuer     | the broker's counts | room below the admission bound  | a commit, half a second |
+| collector  | verified groups     | the broker                      | a verifier              |
+| step       | the buffer          | ``groups_per_update`` groups    | the collector           |
+| committer  | finished steps      | store and broker                | the step                |
+| caretaker  | committed heads     | store, evaluation               | the committer           |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence
+
+from protocol.clock import GENESIS
+from protocol.codec import decode
+from protocol.errors import BusError, DecodeError, StoreError
+from protocol.messages import Head, NodeState
+from protocol.ports import AdapterStore, Delivery, Offload
+from protocol.subjects import FINISHED_KEY, Bucket, done_key
+from roles.learner.batch import Batch, make_batch
+from roles.learner.buffer import Buffer, Candidate
+from roles.learner.caretaker import Caretaker
+from roles.learner.checkpoint import claim_genesis, find_head, load_state
+from roles.learner.collector import Collector
+from roles.learner.committer import STEPS_WAITING_MAX, Committer, FinishedStep
+from roles.learner.evaluation import Evaluator
+from roles.learner.issuer import Issuer, TaskStream
+from roles.learner.policy import Policy
+from roles.learner.register import Published, Register
+from roles.learner.stepper import SafePoint, StepOutcome, Stepper
+from roles.policy.policies import Policies
+from roles.ring import Ring, nap, until
+from roles.tasks.prompts import Prompt
+
+IDLE_STEPS_MAX = 50
+"""Steps in a row without any gradient (every group solved or failed alike) after which a run ends."""
+
+DROPS_WAIT_S = 1.0
+"""How long drops wait for a step to be committed with before they are committed alone."""
+
+PEERS_POLL_S = 5.0
+
+
+class Learner:
+    """One learner of a run."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        store: AdapterStore,
+        policy: Policy,
+        offload: Offload,
+        train: Sequence[Prompt],
+        held_out: Sequence[Prompt],
+    ) -> None:
+        """All heavy work goes through ``offload``; nothing happens before ``run``."""
+        self._ring = ring
+        self._spec = ring.spec
+        self._store = store
+        self._policy = policy
+        self._offload = offload
+        self._policies = Policies(ring, store, offload)
+        self._buffer = Buffer(ring.spec.staleness.max_staleness)
+        credit = ring.spec.learner.groups_per_update * (
+            ring.spec.learner.publish_every + STEPS_WAITING_MAX + 1
+        )
+        self._collector = Collector(ring, self._buffer, self._policies, credit)
+        self._committer = Committer(ring, store, offload, self._on_commit)
+        evaluator = Evaluator(ring, held_out)
+        self._caretaker = Caretaker(ring, store, offload, evaluator)
+        stream = TaskStream(ring.spec, ring.identity.node, train)
+        self._issuer = Issuer(ring, stream, lambda: self.clock)
+        self._background = (self._issuer, self._collector, self._committer, evaluator, self._caretaker)
+        self._unpublished: list[Candidate] = []
+        self._idle_steps = 0
+        self.clock = GENESIS
+        """Clock of the newest committed policy."""
+
+    @property
+    def busy(self) -> int:
+        """Groups in hand."""
+        return len(self._buffer.deliveries())
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Learn until the run's last update, or until ``stop``. Raises FencedError if another process
+        writes under this learner's id, StoreError if genesis cannot be used."""
+        await self._begin()
+        async with asyncio.TaskGroup() as group:
+            loops = [group.create_task(part.run()) for part in self._background]
+            loops.append(group.create_task(self._count_learners()))
+            await self._train(stop)
+            await self._committer.drained()
+            await self._caretaker.finish(stop, finished=self._finished)
+            if self._finished and not stop.is_set():
+                await self._ring.persist(lambda: self._ring.bus.put(Bucket.RUN, FINISHED_KEY, b"1"))
+                await self._ring.tell("run_finished", version=self._stepper.register.version)
+            for loop in loops:
+                loop.cancel()
+
+    @property
+    def _finished(self) -> bool:
+        reached = self._stepper.register.version >= self._spec.learner.updates
+        return reached or self._idle_steps >= IDLE_STEPS_MAX
+
+    async def _begin(self) -> None:
+        """Claim or find genesis, go to the last committed head, restore what goes with it."""
+        await claim_genesis(self._ring, self._store, self._policy, self._offload)
+        await self._policies.start()
+        register = Register(self._ring.identity.node, self._policies.genesis)
+        resumed = await find_head(self._ring)
+        head = resumed.head
+        self._committer.head, self._committer.revision = head, resumed.revision
+        if head is not None and head.count:
+            self._policies.note_head(head)
+            update = await self._policies.update(head.learner, head.count)
+            register.resume(update.factors, head.count, head.weight)
+        every = self._spec.learner.publish_every
+        self._stepper = await self._offload(lambda: Stepper(self._policy, register, every))
+        await self._merge_peers()
+        if head is not None and head.count:
+            state = await load_state(self._ring, self._store, self._offload, head)
+            if state is not None:
+                await self._offload(lambda: self._stepper.load_state(state))
+            await self._ring.tell("learner_resumed", clock=head.clock.text, version=register.version)
+        await self._issuer.resume(head.cursor if head else 0)
+        self._safe = await self._offload(self._stepper.safe_point)
+        self.clock = register.clock
+        if self._stepper.register.version == 0:
+            await self._caretaker.evaluate(self.clock, 0.0)
+
+    async def _train(self, stop: asyncio.Event) -> None:
+        while not self._finished:
+            waiting_since = self._ring.clock.monotonic()
+            candidates = await self._next_groups(stop)
+            if not candidates:
+                return
+            await self._step(candidates, self._ring.clock.monotonic() - waiting_since)
+
+    async def _next_groups(self, stop: asyncio.Event) -> list[Candidate]:
+        """The next step's groups, or none once ``stop`` is set. Rolls back and commits drops meanwhile."""
+        count = self._spec.learner.groups_per_update
+        while not stop.is_set():
+            if self._committer.conflict:
+                await self._roll_back()
+            await self._merge_peers()
+            register = self._stepper.register
+            if self._buffer.ready(count, register.clock, register.version):
+                return self._buffer.take(count, register.clock, register.version)
+            await until(stop, nap(self._ring.clock, DROPS_WAIT_S, self._collector.arrived))
+            if self._buffer.dropped and not self._unpublished:
+                await self._submit(None, self._safe)
+        return []
+
+    async def _step(self, candidates: list[Candidate], wait_s: float) -> None:
+        register = self._stepper.register
+        batch = make_batch(candidates, self._spec.loss, register.clock, register.version)
+        weight = self._spec.learner.update_weight or 1 / self._issuer.learners
+        outcome = await self._offload(lambda: self._stepper.step(batch, weight))
+        self._idle_steps = 0 if outcome.result.updated else self._idle_steps + 1
+        self._unpublished += candidates
+        blocked_s = 0.0
+        if outcome.after is not None:
+            blocked_s = await self._submit(outcome.published, outcome.after)
+        await self._report(batch, outcome, wait_s, blocked_s)
+
+    async def _submit(self, published: Published | None, after: SafePoint) -> float:
+        trained, self._unpublished = tuple(self._unpublished), []
+        dropped = tuple(self._buffer.take_dropped())
+        step = FinishedStep(trained, dropped, published, after, self._issuer.cursor)
+        return await self._committer.submit(step)
+
+    def _on_commit(self, step: FinishedStep, head: Head) -> None:
+        self._safe = step.after
+        self.clock = step.after.register.clock
+        self._buffer.forget(step.group_ids)
+        self._issuer.wake.set()
+        if step.published is not None:
+            self._caretaker.committed(head, step.after.state, step.published.policy)
+
+    async def _roll_back(self) -> None:
+        """A peer consumed a group of the oldest waiting step: nothing since the last commit happened."""
+        steps = self._committer.take_conflict()
+        trained = [candidate for step in steps for candidate in step.trained] + self._unpublished
+        self._unpublished = []
+        dropped = [drop for step in steps for drop in step.dropped]
+        await self._offload(lambda: self._stepper.restore(self._safe))
+        kept = [c for c in trained if not await self._settled_elsewhere(c.group_id, c.delivery)]
+        self._buffer.put_back(kept)
+        self._buffer.dropped += [
+            d for d in dropped if not await self._settled_elsewhere(d.group_id, d.delivery)
+        ]
+        await self._ring.tell("step_rolled_back", steps=len(steps), groups_returned=len(kept))
+
+    async def _settled_elsewhere(self, group_id: str, delivery: Delivery) -> bool:
+        key = done_key(group_id)
+        if await self._ring.persist(lambda: self._ring.bus.get(Bucket.POLICY, key)) is None:
+            return False
+        self._buffer.forget([group_id])
+        await self._ring.settle(delivery)
+        return True
+
+    async def _merge_peers(self) -> None:
+        """Move to the join of all heads seen, between steps; unpublished progress is kept."""
+        if self._issuer.learners == 1 and not self._buffer.ahead_of(self._stepper.register.clock):
+            return
+        try:
+            newest = await self._policies.read_heads()
+            for learner, count in newest:
+                if learner != self._ring.identity.node and count > self._stepper.register.clock[learner]:
+                    update = await self._policies.update(learner, count)
+                    await self._offload(functools.partial(self._stepper.merge, learner, update))
+        except (BusError, StoreError) as exc:
+            self._ring.log.warning("merge_postponed", error=str(exc) or type(exc).__name__)
+
+    async def _count_learners(self) -> None:
+        while True:
+            try:
+                states = await self._ring.bus.list(Bucket.NODE, "node")
+                nodes = [decode(entry.value).expect(NodeState) for entry in states.values()]
+                self._issuer.learners = max(1, sum("learner" in node.roles for node in nodes))
+            except (BusError, DecodeError) as exc:
+                self._ring.log.warning("peers_unread", error=str(exc) or type(exc).__name__)
+            await self._ring.clock.sleep(PEERS_POLL_S)
+
+    async def _report(self, batch: Batch, outcome: StepOutcome, wait_s: float, blocked_s: float) -> None:
+        metrics = batch.metrics | outcome.result.metrics
+        await self._ring.tell(
+            "step_trained",
+            **metrics,
+            **{
+                "version": self._stepper.register.version,
+                "updated": outcome.result.updated,
+                "perf/step_s": outcome.seconds,
+                "perf/rollout_wait_s": wait_s,
+                "perf/publish_blocked_s": blocked_s,
+                "rollout/inflight": self._issuer.in_flight,
+                "sample/rollout_queue_size": len(self._buffer),
+            },
+        )

@@ -1,0 +1,75 @@
+"""The policy port: what the learner's loop asks of the model it trains.
+
+The loop decides what to train on and when to publish; an implementation (``torch_policy.py``) owns
+the base model, the LoRA factors, the optimizer and the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.arrays import FloatArray, IntArray
+from roles.policy.compose import Factors
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One rollout as the loss sees it."""
+
+    prompt_token_ids: IntArray
+    """Shape [P]."""
+    token_ids: IntArray
+    """Shape [T]; the last one is EOS unless ``truncated``."""
+    sampler_logprobs: FloatArray
+    """Shape [T]."""
+    advantage: float
+    truncated: bool
+    temperature: float
+    on_policy: bool = False
+    """Sampled under exactly the learner's policy, so that its importance ratio must be 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """``metrics`` use the field's names (``ratio``, ``clip_ratio/low_mean``, ``grad_norm``…)."""
+
+    updated: bool
+    """False when every token was masked or the gradient was not finite: nothing changed."""
+    metrics: dict[str, float]
+
+
+State = dict[str, NDArray[np.generic]]
+"""Optimizer moments, step counts and random state by name; enough to go on exactly."""
+
+
+class Policy(Protocol):
+    """A trainable LoRA policy. All methods are synchronous and heavy: call them off the event loop."""
+
+    def genesis(self, seed: int) -> Factors:
+        """Fresh factors for ``seed``: A random, B zero."""
+        ...
+
+    def load(self, factors: Factors) -> None:
+        """Set the factors; the optimizer's moments are kept."""
+        ...
+
+    def factors(self) -> Factors:
+        """A copy of the current factors, fp32."""
+        ...
+
+    def step(self, samples: Sequence[Sample], update: int) -> StepResult:
+        """One optimizer step over all ``samples``; ``update`` (from 0) sets the learning rate."""
+        ...
+
+    def state(self) -> State:
+        """A copy of everything but the factors that the next step depends on."""
+        ...
+
+    def restore(self, state: State) -> None:
+        """Return to a saved state."""
+        ...

@@ -1,0 +1,115 @@
+"""Adapters as files: a plain PEFT directory for people, and factors as safetensors for peers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from protocol.clock import VectorClock
+from protocol.errors import StoreCorrupt
+from protocol.runspec import LoraSpec
+from roles.policy.compose import WEIGHTS_FILE, Factors
+
+CONFIG = "adapter_config.json"
+CARD = "README.md"
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def factors_bytes(factors: Factors) -> bytes:
+    """The factors as a safetensors file, the same bytes for the same factors; fp32."""
+    tensors = {name: np.ascontiguousarray(factors[name], np.float32) for name in sorted(factors)}
+    return save(tensors, metadata={"format": "pt"})
+
+
+def read_factors(path: Path) -> Factors:
+    """Read a safetensors file. Raises StoreCorrupt if it is cut or not one.
+
+    The tensors are as the file has them: let ``roles.policy.compose.fault`` judge them before use.
+    """
+    try:
+        return dict(load_file(path))
+    except (SafetensorError, KeyError, TypeError, ValueError) as exc:  # what it raises on dtypes numpy lacks
+        raise StoreCorrupt(f"{path.name} is not a safetensors file of factors: {exc}") from exc
+
+
+def target_modules(factors: Factors) -> tuple[str, ...]:
+    """Names of the linear layers that carry factors, sorted: ``('down_proj', 'gate_proj', …)``."""
+    return tuple(sorted({re.sub(r"\.lora_[AB]\.weight$", "", name).rpartition(".")[2] for name in factors}))
+
+
+def peft_directory(
+    factors: Factors, spec: LoraSpec, base_model: str, clock: VectorClock, targets: Sequence[str] = ()
+) -> dict[str, bytes]:
+    """The files of a PEFT directory that ``PeftModel.from_pretrained`` and vLLM load as it is.
+
+    ``base_model`` is the hub id or directory of the base model; ``targets`` are the adapted modules, by
+    default the settings' own or, for ``all-linear``, those that carry factors.
+    """
+    if not targets:
+        targets = target_modules(factors) if spec.target_modules == "all-linear" else spec.target_modules
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": spec.rank,
+        # An integer where it is one: readers other than PEFT declare the field so.
+        "lora_alpha": int(spec.alpha) if spec.alpha.is_integer() else spec.alpha,
+        "use_rslora": spec.rslora,
+        "target_modules": list(targets),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+    }
+    return {
+        WEIGHTS_FILE: factors_bytes(factors),
+        CONFIG: (json.dumps(config, indent=2) + "\n").encode(),
+        CARD: _model_card(spec, base_model, clock).encode(),
+    }
+
+
+def _model_card(spec: LoraSpec, base_model: str, clock: VectorClock) -> str:
+    """Front matter that the Hugging Face Hub accepts, and what a reader wants to know."""
+    on_hub = HUB_ID.fullmatch(base_model) is not None
+    front = [
+        "library_name: peft",
+        *([f"base_model: {base_model}"] if on_hub else []),
+        "tags:",
+        "- lora",
+        "- grpo",
+    ]
+    counts = [f"| {learner} | {count} |" for learner, count in clock] or ["| (genesis: none) | 0 |"]
+    variant = "rsLoRA" if spec.rslora else "LoRA"
+    lines = [
+        "---",
+        *front,
+        "---",
+        "",
+        f"# {variant} adapter for {base_model}",
+        "",
+        f"Trained with GRPO by grpo-node: rank {spec.rank}, alpha {spec.alpha:g}, scale {spec.scale:g}.",
+        f"Policy version (clock): `{clock.text}`, digest `{clock.digest}`.",
+        "",
+        "| learner | updates |",
+        "|---|---|",
+        *counts,
+        "",
+        "```python",
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM",
+        "",
+        f'base = AutoModelForCausalLM.from_pretrained("{base_model}")',
+        'policy = PeftModel.from_pretrained(base, "path/to/this/directory")',
+        "```",
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,188 @@
+"""Updates and policies by clock: fetch, verify, compose. The only way from a clock to weights."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.clock import GENESIS, VectorClock
+from protocol.codec import decode
+from protocol.errors import DecodeError, StoreCorrupt, StoreNotFound, StoreUnavailable
+from protocol.manifest import EntryKind, Manifest
+from protocol.messages import Head
+from protocol.ports import AdapterStore, Entry, Offload
+from protocol.subjects import GENESIS_KEY, Bucket
+from roles.policy.compose import (
+    UPDATE_FILE,
+    WEIGHTS_FILE,
+    Factors,
+    compose,
+    factors_digest,
+    fault,
+    policy_name,
+)
+from roles.policy.peft_export import read_factors
+from roles.ring import Ring
+
+GENESIS_POLL_S = 0.25
+STORE_RETRY_S = 1.0
+UPDATES_CACHED = 16
+"""Updates kept in memory; pinned evaluation may ask for a recent clock again."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyVersion:
+    """A policy with its names: by clock, by version (summed weights), and for the engine."""
+
+    clock: VectorClock
+    version: float
+    digest: str
+    factors: Factors
+
+    @property
+    def name(self) -> str:
+        """Engine-side name, never reused for other weights."""
+        return policy_name(self.clock, self.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A verified update: one learner's cumulative change and the manifest that describes it."""
+
+    manifest: Manifest
+    factors: Factors
+
+
+class Policies:
+    """What one peer knows of heads, updates and policies."""
+
+    def __init__(self, ring: Ring, store: AdapterStore, offload: Offload) -> None:
+        """Nothing is read until ``start``."""
+        self._ring = ring
+        self._store = store
+        self._offload = offload
+        self._updates: OrderedDict[tuple[str, int], Update] = OrderedDict()
+        self._weights: dict[tuple[str, int], float] = {}
+        self._paths: dict[tuple[str, int], str] = {}
+        self.heads: dict[str, Head] = {}
+        self.genesis: Factors = {}
+        self.genesis_digest = ""
+
+    async def start(self) -> None:
+        """Wait until genesis is claimed and load it. Raises StoreError if it is unusable."""
+        path, _, digest = (await self._claim()).partition(" ")
+        directory = await self._fetch_patiently(path)
+        self.genesis = await self._offload(lambda: read_factors(directory / WEIGHTS_FILE))
+        self.genesis_digest = factors_digest(self.genesis)
+        if self.genesis_digest != digest:
+            raise StoreCorrupt(f"{path}: genesis is not the one the run claimed")
+
+    async def read_heads(self) -> VectorClock:
+        """Read all heads from the broker; returns their join. Raises BusError."""
+        for entry in (await self._ring.bus.list(Bucket.POLICY, "head")).values():
+            self.note(entry)
+        return self.newest
+
+    @property
+    def newest(self) -> VectorClock:
+        """The join of all heads seen."""
+        return VectorClock.of({learner: head.count for learner, head in self.heads.items()})
+
+    def note(self, entry: Entry) -> None:
+        """Remember a head; an older one than known only tells where its update lies."""
+        try:
+            head = decode(entry.value).expect(Head)
+        except DecodeError as exc:
+            self._ring.log.warning("head_unreadable", key=entry.key, error=str(exc))
+            return
+        self.note_head(head)
+
+    def note_head(self, head: Head) -> None:
+        """Remember a decoded head."""
+        if head.count:
+            self._weights[head.learner, head.count] = head.weight
+            self._paths[head.learner, head.count] = head.path
+        known = self.heads.get(head.learner)
+        if known is None or head.count >= known.count:
+            self.heads[head.learner] = head
+
+    async def at(self, clock: VectorClock) -> PolicyVersion:
+        """The policy of exactly ``clock``. Raises StoreError if an update cannot be had or verified."""
+        if clock == GENESIS:
+            return PolicyVersion(GENESIS, 0.0, self.genesis_digest, self.genesis)
+        updates = {learner: await self.update(learner, count) for learner, count in clock}
+        return await self._compose(clock, updates)
+
+    async def version(self, clock: VectorClock) -> float:
+        """Summed weights of all updates in ``clock``. Raises StoreNotFound for an update nobody published."""
+        total = 0.0
+        for learner, count in clock:
+            if (learner, count) not in self._weights:
+                self._weights[learner, count] = (await self._manifest(learner, count)).weight
+            total += self._weights[learner, count]
+        return total
+
+    async def _compose(self, clock: VectorClock, updates: dict[str, Update]) -> PolicyVersion:
+        for learner, update in updates.items():
+            if reason := fault(update.factors, self.genesis):
+                raise StoreCorrupt(f"update {clock[learner]} of {learner}: {reason}")
+
+        def work() -> tuple[Factors, str]:
+            factors = compose(self.genesis, {k: u.factors for k, u in updates.items()})
+            return factors, factors_digest(factors)
+
+        factors, digest = await self._offload(work)
+        for update in updates.values():
+            if update.manifest.clock == clock and update.manifest.policy_digest != digest:
+                raise StoreCorrupt(
+                    f"{update.manifest.path}: composing {clock} gives another digest than its author's"
+                )
+        return PolicyVersion(clock, await self.version(clock), digest, factors)
+
+    async def update(self, learner: str, count: int) -> Update:
+        """One learner's cumulative update, verified. Raises StoreError if it cannot be had."""
+        key = (learner, count)
+        if key not in self._updates:
+            path = await self._path(learner, count)
+            directory = await self._store.fetch(path)
+            manifest = self._checked(await self._store.manifest(path), learner, count)
+            factors = await self._offload(lambda: read_factors(directory / UPDATE_FILE))
+            self._updates[key] = Update(manifest, factors)
+            while len(self._updates) > UPDATES_CACHED:
+                self._updates.popitem(last=False)
+        return self._updates[key]
+
+    async def _manifest(self, learner: str, count: int) -> Manifest:
+        return self._checked(await self._store.manifest(await self._path(learner, count)), learner, count)
+
+    def _checked(self, manifest: Manifest, learner: str, count: int) -> Manifest:
+        claimed = (manifest.kind, manifest.run, manifest.author, manifest.count)
+        if claimed != (EntryKind.UPDATE, self._ring.spec.name, learner, count):
+            raise StoreCorrupt(f"{manifest.path} is not update {count} of {learner}")
+        return manifest
+
+    async def _path(self, learner: str, count: int) -> str:
+        key = (learner, count)
+        if key not in self._paths:
+            prefix = f"{self._ring.spec.name}/updates/{learner}"
+            found = [p for p in await self._store.list(prefix) if p.rsplit("/", 1)[1].startswith(f"{count}-")]
+            if not found:
+                raise StoreNotFound(f"update {count} of {learner} is not in the store")
+            self._paths[key] = found[0]
+        return self._paths[key]
+
+    async def _claim(self) -> str:
+        while True:
+            entry = await self._ring.persist(lambda: self._ring.bus.get(Bucket.RUN, GENESIS_KEY))
+            if entry is not None:
+                return entry.value.decode()
+            await self._ring.clock.sleep(GENESIS_POLL_S)
+
+    async def _fetch_patiently(self, path: str) -> Path:
+        while True:
+            try:
+                return await self._store.fetch(path)
+            except StoreUnavailable as exc:
+                self._ring.log.warning("store_retried", path=path, error=str(exc))
+            await self._ring.clock.sleep(STORE_RETRY_S)

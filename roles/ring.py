@@ -1,0 +1,162 @@
+"""What every role does with a delivery: keep it alive, decode it or bury it, pass its result on.
+
+The rule of the ring is *at least once, idempotent*: the effect first, the acknowledgement after it;
+a resend carries the same id and is the same work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+import numpy as np
+import structlog
+
+from protocol.codec import Signed, decode, encode
+from protocol.errors import BackPressure, BrokerAbsent, BusError, DecodeError, UnknownOutcome
+from protocol.identity import Identity
+from protocol.messages import DeadLetter, Event, Message
+from protocol.ports import Bus, Clock, Delivery
+from protocol.reasons import DeadReason
+from protocol.runspec import RunSpec
+from protocol.subjects import Queue
+
+PAYLOAD_KEPT = 4096
+"""Bytes of an offending message that its dead letter keeps."""
+
+RETRY_FIRST_S = 0.1
+RETRY_MAX_S = 5.0
+
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
+
+
+class Ring:
+    """One node's way of speaking on one run: signs, resends, buries, and tells."""
+
+    def __init__(self, bus: Bus, identity: Identity, spec: RunSpec, role: str, clock: Clock) -> None:
+        """Bind a role to a bus; ``role`` names it in telemetry."""
+        self.bus = bus
+        self.identity = identity
+        self.spec = spec
+        self.role = role
+        self.clock = clock
+        self.log = structlog.get_logger().bind(role=role, node=identity.node)
+
+    async def receive(self, delivery: Delivery, queue: Queue, kind: type[M]) -> tuple[M, Signed] | None:
+        """The message of a delivery, or None after burying one that no node can use."""
+        try:
+            signed = decode(delivery.data)
+            message = signed.expect(kind)
+        except DecodeError as exc:
+            await self.bury(delivery, queue, DeadReason.UNDECODABLE, str(exc), None)
+            return None
+        group_id: str | None = getattr(message, "group_id", None)
+        if getattr(message, "run", None) != self.spec.name:
+            await self.bury(delivery, queue, DeadReason.WRONG_RUN, "a message of another run", group_id)
+            return None
+        if delivery.deliveries > self.spec.sampling.deliveries_max:
+            detail = f"delivered {delivery.deliveries} times without success"
+            await self.bury(delivery, queue, DeadReason.TOO_MANY_DELIVERIES, detail, group_id)
+            return None
+        return message, signed
+
+    async def bury(
+        self, delivery: Delivery, queue: Queue, reason: DeadReason, detail: str, group_id: str | None
+    ) -> None:
+        """Store a dead letter, then take the message out of the ring."""
+        letter = DeadLetter(
+            run=self.spec.name,
+            queue=queue.value,
+            reason=reason,
+            node=self.identity.node,
+            detail=detail[:500],
+            group_id=group_id,
+            payload=np.frombuffer(delivery.data[:PAYLOAD_KEPT], np.uint8),
+        )
+        self.log.warning(
+            "message_buried", queue=queue.value, reason=reason.value, detail=detail, group=group_id
+        )
+        await self.persist(lambda: self.bus.bury(encode(letter, self.identity)))
+        await delivery.reject()
+
+    async def send(self, queue: Queue, message: Message, message_id: str) -> None:
+        """Publish until the broker confirmed; waits through absence and back-pressure."""
+        frame = encode(message, self.identity)
+        await self.persist(lambda: self.bus.publish(queue, frame, message_id))
+
+    async def persist(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Repeat an idempotent request until it succeeds; cancel to give up."""
+        wait_s = RETRY_FIRST_S
+        while True:
+            try:
+                return await request()
+            except (BackPressure, BrokerAbsent, UnknownOutcome) as exc:
+                self.log.warning("broker_retried", error=str(exc) or type(exc).__name__, wait_s=wait_s)
+            await self.clock.sleep(wait_s)
+            wait_s = min(2 * wait_s, RETRY_MAX_S)
+
+    async def settle(self, delivery: Delivery) -> None:
+        """Acknowledge; a lost acknowledgement only means a redelivery that its taker recognises."""
+        try:
+            await delivery.ack()
+        except BusError as exc:
+            self.log.warning("ack_lost", error=str(exc) or type(exc).__name__)
+
+    @contextlib.asynccontextmanager
+    async def alive(self, delivery: Delivery) -> AsyncIterator[None]:
+        """Send signs of life for ``delivery`` at a third of ack_wait while the body runs."""
+        beat = asyncio.create_task(self._beat(delivery))
+        try:
+            yield
+        finally:
+            beat.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await beat
+
+    async def _beat(self, delivery: Delivery) -> None:
+        while True:
+            await self.clock.sleep(self.spec.sampling.ack_wait_s / 3)
+            await delivery.in_progress()
+
+    async def tell(self, name: str, **fields: float | str | bool | None) -> None:
+        """Emit telemetry and log it; never fails the work it tells of."""
+        self.log.info(name, **fields)
+        event = Event(
+            run=self.spec.name,
+            node=self.identity.node,
+            role=self.role,
+            name=name,
+            at=self.clock.wall(),
+            fields={key: value for key, value in fields.items() if value == value},  # noqa: PLR0124 drops NaN
+        )
+        await self.bus.emit(self.role, self.identity.node, encode(event, self.identity))
+
+
+async def nap(clock: Clock, seconds: float, wake: asyncio.Event) -> None:
+    """Sleep, or less if ``wake`` is set meanwhile; clears ``wake``."""
+    sleeping = asyncio.ensure_future(clock.sleep(seconds))
+    woken = asyncio.ensure_future(wake.wait())
+    try:
+        await asyncio.wait({sleeping, woken}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        sleeping.cancel()
+        woken.cancel()
+    wake.clear()
+
+
+async def until(stop: asyncio.Event, work: Awaitable[T]) -> T | None:
+    """The result of ``work``, or None once ``stop`` is set (``work`` is then cancelled)."""
+    task = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for pending in (task, stopped):
+            if not pending.done():
+                pending.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await pending

@@ -1,0 +1,1 @@
+"""The sampler: takes tasks, returns groups of rollouts."""

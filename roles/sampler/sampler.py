@@ -1,0 +1,175 @@
+"""The sampler's loop: takes tasks, samples each group under one policy, passes the group on.
+
+queue "task" ─▶ engine (newest policy, or exactly the pinned one) ─▶ queue "rollout"
+                   ▲
+heads ─▶ follower ─┘   in the background: running rollouts finish under the policy they began with
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import numpy as np
+
+from protocol.clock import VectorClock
+from protocol.codec import Signed
+from protocol.errors import EngineError, StoreError
+from protocol.messages import RolloutGroup, Task
+from protocol.ports import AdapterStore, Delivery, Offload
+from protocol.subjects import Queue
+from roles.policy.follower import PolicyFollower
+from roles.policy.policies import Policies, PolicyVersion
+from roles.ring import Ring, until
+from roles.sampler.engine import Engine, Sampled, SampleRequest
+
+WHOLE_ENOUGH = 2
+"""Rollouts below which a group that missed its deadline goes back to the queue."""
+
+RELEASE_DELAY_S = 1.0
+
+
+class Sampler:
+    """One sampler of a run."""
+
+    def __init__(
+        self, ring: Ring, store: AdapterStore, engine: Engine, offload: Offload, drain_s: float = 30.0
+    ) -> None:
+        """``drain_s`` is how long a stop waits for groups in hand before it hands them back."""
+        self._ring = ring
+        self._engine = engine
+        self._drain_s = drain_s
+        self._policies = Policies(ring, store, offload)
+        self._follower = PolicyFollower(ring, self._policies, self._on_policy)
+        self._clocks: dict[str, VectorClock] = {}
+        self._pins: dict[str, int] = {}
+        self._newest: str | None = None
+        self.busy = 0
+
+    @property
+    def clock(self) -> VectorClock:
+        """Clock of the newest policy held."""
+        return self._follower.current.clock if self._follower.current else VectorClock()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Sample until ``stop``, then finish what is in hand. Raises StoreError if genesis is unusable."""
+        async with asyncio.TaskGroup() as group:
+            follower = group.create_task(self._follower.run())
+            await until(stop, self._follower.reach(VectorClock()))
+            takers = [group.create_task(self._take(queue, stop)) for queue in (Queue.TASK, Queue.EVAL_TASK)]
+            await asyncio.gather(*takers)
+            follower.cancel()
+
+    async def _take(self, queue: Queue, stop: asyncio.Event) -> None:
+        """Hand every delivery of one queue to a task of its own."""
+        consumer = await self._ring.bus.consume(queue, self._credit(queue))
+        in_hand: set[asyncio.Task[None]] = set()
+        async with asyncio.TaskGroup() as group:
+            while (delivery := await until(stop, consumer.next())) is not None:
+                work = group.create_task(self._handle(delivery, queue))
+                in_hand.add(work)
+                work.add_done_callback(in_hand.discard)
+            await consumer.close()
+            if in_hand:
+                await asyncio.wait(in_hand, timeout=self._drain_s)
+            for work in in_hand:
+                work.cancel()
+
+    def _credit(self, queue: Queue) -> int:
+        """Groups to keep in hand: one batch that runs and one that waits, so that others get the rest."""
+        spec = self._ring.spec
+        rows = spec.sampling.group_size if queue is Queue.TASK else spec.eval.completions_per_problem
+        return max(1, math.ceil(2 * self._engine.groups_max / rows))
+
+    async def _handle(self, delivery: Delivery, queue: Queue) -> None:
+        received = await self._ring.receive(delivery, queue, Task)
+        if received is None:
+            return
+        task, signed = received
+        self.busy += 1
+        try:
+            async with self._ring.alive(delivery):
+                sampled = await self._sample(task)
+                if len(sampled.rollouts) < min(WHOLE_ENOUGH, task.group_size):
+                    self._ring.log.warning("group_missed_deadline", group=task.group_id)
+                    await delivery.release(RELEASE_DELAY_S)
+                    return
+                await self._pass_on(task, signed, sampled, queue)
+            await self._ring.settle(delivery)
+        except (EngineError, StoreError) as exc:
+            self._ring.log.warning("task_returned", group=task.group_id, error=str(exc))
+            await delivery.release(RELEASE_DELAY_S)
+        except asyncio.CancelledError:
+            await delivery.release()
+            raise
+        finally:
+            self.busy -= 1
+
+    async def _sample(self, task: Task) -> Sampled:
+        if task.pinned:
+            return await self._sample_pinned(task)
+        await self._catch_up(task.clock)
+        return await self._engine.sample(_request(task, None))
+
+    async def _catch_up(self, clock: VectorClock) -> None:
+        """Wait for a newer policy only if the present one is certain to be too old for the learner."""
+        current = self._follower.current
+        if current is None or clock <= current.clock:
+            return
+        behind = await self._policies.version(clock) - current.version
+        if behind > self._ring.spec.staleness.max_staleness:
+            await self._follower.reach(clock)
+
+    async def _sample_pinned(self, task: Task) -> Sampled:
+        policy = await self._policies.at(task.clock)
+        self._pins[policy.name] = self._pins.get(policy.name, 0) + 1
+        try:
+            self._clocks[policy.name] = policy.clock
+            await self._engine.load_policy(policy.name, policy.factors, newest=False)
+            return await self._engine.sample(_request(task, policy.name))
+        finally:
+            self._pins[policy.name] -= 1
+            await self._retire(policy.name)
+
+    async def _on_policy(self, policy: PolicyVersion) -> None:
+        """A newer policy is whole: new rollouts start under it from now on."""
+        self._clocks[policy.name] = policy.clock
+        await self._engine.load_policy(policy.name, policy.factors, newest=True)
+        before, self._newest = self._newest, policy.name
+        if before is not None:
+            await self._retire(before)
+        await self._ring.tell("policy_loaded", version=policy.version, clock=policy.clock.text)
+
+    async def _retire(self, name: str) -> None:
+        """Unload a policy that nobody will start under again."""
+        if name != self._newest and not self._pins.get(name):
+            self._pins.pop(name, None)
+            await self._engine.unload_policy(name)
+
+    async def _pass_on(self, task: Task, signed: Signed, sampled: Sampled, queue: Queue) -> None:
+        group = RolloutGroup(
+            run=task.run,
+            group_id=task.group_id,
+            task=np.frombuffer(signed.frame, np.uint8),
+            sampler=self._ring.identity.node,
+            engine=self._engine.name,
+            clock=self._clocks[sampled.policy],
+            generation_s=sampled.generation_s,
+            rollouts=sampled.rollouts,
+        )
+        onward = Queue.ROLLOUT if queue is Queue.TASK else Queue.EVAL_ROLLOUT
+        await self._ring.send(onward, group, f"rollout:{task.group_id}")
+        tokens = sum(len(rollout.token_ids) for rollout in sampled.rollouts)
+        await self._ring.tell(
+            "group_sampled",
+            tokens=tokens,
+            rollouts=len(sampled.rollouts),
+            generation_s=sampled.generation_s,
+            pinned=task.pinned,
+        )
+
+
+def _request(task: Task, policy: str | None) -> SampleRequest:
+    return SampleRequest(
+        task.prompt_token_ids, task.group_size, task.params, task.seed, policy, task.deadline_s
+    )

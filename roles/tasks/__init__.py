@@ -1,0 +1,1 @@
+"""Prompts and answers: one file a kind of task set."""

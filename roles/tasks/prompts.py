@@ -1,0 +1,155 @@
+"""From a row's prompt to token ids, once: what is built here travels to samplers and back as it is.
+
+Names in shapes: P tokens of one prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jinja2
+import numpy as np
+
+from protocol.arrays import IntArray
+from protocol.errors import OperatorError
+from protocol.runspec import TasksSpec
+from roles.tasks.taskset import Row, Skipped
+
+
+class Tokenizer(Protocol):
+    """What prompts need of a tokenizer; a transformers tokenizer has it."""
+
+    @property
+    def bos_token_id(self) -> Any:
+        """The id of the beginning-of-sequence token, or None."""
+        ...
+
+    @property
+    def chat_template(self) -> Any:
+        """The chat template, or None."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of ``text``, with or without what the tokenizer puts around every text."""
+        ...
+
+    def apply_chat_template(
+        self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
+    ) -> Any:
+        """The text of a conversation (``tokenize`` False)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A row that fits. ``row`` is its index in its split."""
+
+    row: int
+    token_ids: IntArray
+    """Shape [P]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The prompts of a split that fit, in row order, and the rows that do not."""
+
+    prompts: tuple[Prompt, ...]
+    skipped: tuple[Skipped, ...]
+
+
+class PromptBuilder:
+    """Renders prompts as the run's TasksSpec says.
+
+    Without ``tasks.template``, the chat template makes a user message of the prompt, after the system
+    prompt if there is one, and opens the assistant's turn. Raises OperatorError at once if that cannot
+    work with this tokenizer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, spec: TasksSpec) -> None:
+        self._tokenizer = tokenizer
+        self._spec = spec
+        if spec.template is not None and spec.system_prompt is not None:
+            raise OperatorError(
+                "tasks.system_prompt belongs to the chat template: put it into tasks.template"
+            )
+        if spec.template is None and tokenizer.chat_template is None:
+            raise OperatorError("the model's tokenizer has no chat template: set tasks.template")
+        if spec.template is not None and "0" not in self.render("0"):
+            raise OperatorError("tasks.template has no {prompt}")
+        self._adds_bos = _adds_bos(tokenizer)
+        self.render("0")
+
+    def render(self, prompt: str) -> str:
+        """The whole text that the model continues."""
+        if self._spec.template is None:
+            return self._render_chat(prompt)
+        try:
+            return self._spec.template.format(prompt=prompt)
+        except (KeyError, IndexError, ValueError, AttributeError) as exc:
+            raise OperatorError(
+                f"tasks.template: {exc!r}; write {{prompt}}, and {{{{ }}}} for braces of your own"
+            ) from exc
+
+    def token_ids(self, prompt: str) -> IntArray:
+        """Shape [P], with one BOS if the model wants one.
+
+        A chat template writes all special tokens itself. With ``tasks.template`` the tokenizer's own BOS
+        is added unless the text already begins with it. No EOS is ever appended.
+        """
+        ids = self._tokenizer.encode(self.render(prompt), add_special_tokens=False)
+        bos = self._tokenizer.bos_token_id
+        if self._spec.template is not None and self._adds_bos and ids[:1] != [bos]:
+            ids = [bos, *ids]
+        return np.asarray(ids, np.int32)
+
+    def select(self, rows: Sequence[Row], *, context_tokens: int, max_new_tokens: int) -> Selection:
+        """Build every prompt of a split and keep those that fit; nothing is cut.
+
+        A prompt fits if it has at most ``tasks.prompt_tokens_max`` tokens and leaves room for
+        ``max_new_tokens`` in the model's context. Raises OperatorError if none fits.
+        """
+        room = context_tokens - max_new_tokens
+        if room < 1:
+            raise OperatorError(
+                f"sampling.max_new_tokens is {max_new_tokens} but the model's context is "
+                f"{context_tokens} tokens: no prompt fits"
+            )
+        prompts: list[Prompt] = []
+        skipped: list[Skipped] = []
+        for index, row in enumerate(rows):
+            token_ids = self.token_ids(row.prompt)
+            reason = self._unfit(len(token_ids), room)
+            if reason is None:
+                prompts.append(Prompt(index, token_ids))
+            else:
+                skipped.append(Skipped(f"row {index} ({row.origin})", reason))
+        if rows and not prompts:
+            raise OperatorError(f"no prompt fits; the first one: {skipped[0].origin}: {skipped[0].reason}")
+        return Selection(tuple(prompts), tuple(skipped))
+
+    def _unfit(self, tokens: int, room: int) -> str | None:
+        if tokens == 0:
+            return "prompt has no tokens"
+        if tokens > self._spec.prompt_tokens_max:
+            return f"prompt has {tokens} tokens, tasks.prompt_tokens_max is {self._spec.prompt_tokens_max}"
+        if tokens > room:
+            return f"prompt has {tokens} tokens, the context has room for {room} besides max_new_tokens"
+        return None
+
+    def _render_chat(self, prompt: str) -> str:
+        messages = [{"role": "user", "content": prompt}]
+        if self._spec.system_prompt is not None:
+            messages.insert(0, {"role": "system", "content": self._spec.system_prompt})
+        try:
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except jinja2.TemplateError as exc:
+            raise OperatorError(f"the model's chat template refuses the prompt: {exc}") from exc
+        return str(text)
+
+
+def _adds_bos(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer puts BOS before every text, found out by trying."""
+    bos = tokenizer.bos_token_id
+    return bos is not None and tokenizer.encode("0", add_special_tokens=True)[:1] == [bos]

@@ -1,0 +1,1 @@
+"""The verifier: checks the structure of groups and scores their rollouts."""

@@ -1,0 +1,1 @@
+"""Rewards: one file a kind of reward."""

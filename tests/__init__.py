@@ -1,0 +1,1 @@
+"""Tests read as facts; builders live in ``build.py``."""

@@ -1,0 +1,3 @@
+"""Tests of the run files that people start from."""
+
+from __future__ import annotations

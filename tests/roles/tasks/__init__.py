@@ -1,0 +1,3 @@
+"""Tests of the task sets and of prompts."""
+
+from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Reward functions and the pool that runs them."""

@@ -1,0 +1,195 @@
+"""The worker pool with real processes: hangs, memory bombs, crashes, and the death of the parent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from protocol.errors import OperatorError
+from protocol.reasons import Unscorable
+from protocol.runspec import RewardSpec
+from roles.verifier.rewards.pool import WorkerPool
+from roles.verifier.rewards.reward import Item, Score
+from roles.verifier.rewards.scorer import Scorer
+
+FUNCTIONS = "tests.roles.verifier.rewards.reward_functions"
+LIMIT_S = 1.0
+MATH = RewardSpec(name="math", timeout_s=LIMIT_S, memory_bytes_max=512 << 20)
+OBEDIENT = RewardSpec(name=f"{FUNCTIONS}:obedient", timeout_s=LIMIT_S, memory_bytes_max=256 << 20)
+CHATTY = RewardSpec(name=f"{FUNCTIONS}:chatty")
+MISSING = RewardSpec(name=f"{FUNCTIONS}:missing_column")
+ALL = (OBEDIENT, CHATTY, MISSING)
+TIMEOUT = Score(0.0, note="timeout")
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool() -> AsyncIterator[WorkerPool]:
+    async with WorkerPool(ALL, workers=1) as pool:
+        yield pool
+
+
+async def do(pool: WorkerPool, command: str) -> Score:
+    return await pool.score(OBEDIENT, Item(command, "x"))
+
+
+async def gone(pid: int) -> None:
+    """Return once no process ``pid`` is left (a zombie counts as gone)."""
+    while True:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        if state == "Z":
+            return
+        await asyncio.sleep(0.01)
+
+
+# --- limits -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["sleep 60", "spin", "power"])
+async def test_a_hanging_sample_scores_zero_at_its_limit(pool: WorkerPool, command: str):
+    began = time.monotonic()
+    assert await do(pool, command) == TIMEOUT
+    assert LIMIT_S <= time.monotonic() - began < LIMIT_S + 1.0
+
+
+async def test_hanging_samples_do_not_delay_their_neighbours(pool: WorkerPool):
+    hanging = [asyncio.create_task(do(pool, "sleep 60")) for _ in range(3)]
+    neighbours = [asyncio.create_task(do(pool, "pid")) for _ in range(8)]
+    assert all(score.value for score in await asyncio.gather(*neighbours))
+    assert not all(task.done() for task in hanging)  # one worker, three hangs: in turn they would need 3 s
+    assert await asyncio.gather(*hanging) == [TIMEOUT] * 3
+
+
+async def test_a_killed_worker_is_replaced(pool: WorkerPool):
+    before = (await do(pool, "pid")).value
+    assert before is not None
+    assert await do(pool, "spin") == TIMEOUT
+    after = (await do(pool, "pid")).value
+    assert after is not None
+    assert after != before
+    await gone(int(before))
+
+
+async def test_a_memory_bomb_is_contained(pool: WorkerPool):
+    assert await do(pool, "eat") == Score(0.0, note="memory")
+    assert (await do(pool, "anything")).value == 1.0
+
+
+async def test_what_a_reward_prints_is_not_taken_for_a_reply(pool: WorkerPool):
+    assert await pool.score(CHATTY, Item("x", "x")) == Score(1.0)
+
+
+async def test_children_of_a_killed_worker_die_with_it(pool: WorkerPool, tmp_path: Path):
+    assert await do(pool, f"child {tmp_path / 'pid'}") == TIMEOUT
+    await gone(int((tmp_path / "pid").read_text()))
+
+
+# --- faults -------------------------------------------------------------------------------------
+
+
+async def test_an_exception_is_unscorable_with_its_first_line(pool: WorkerPool):
+    assert await do(pool, "raise") == Score(None, Unscorable.REWARD_FAILED, "ValueError: first line")
+
+
+async def test_a_missing_column_is_unscorable_and_not_zero(pool: WorkerPool):
+    found = await pool.score(MISSING, Item("x", "10", metadata={"level": 3}))
+    assert found == Score(None, Unscorable.REWARD_FAILED, "KeyError: 'difficulty'")
+
+
+async def test_a_worker_that_dies_once_costs_nothing(pool: WorkerPool, tmp_path: Path):
+    assert (await do(pool, f"die-once {tmp_path / 'died'}")).value == 1.0
+
+
+@pytest.mark.parametrize("command", ["die", "exit 0"])
+async def test_an_item_that_kills_its_worker_twice_is_unscorable(pool: WorkerPool, command: str):
+    assert (await do(pool, command)).unscorable is Unscorable.REWARD_FAILED
+    assert (await do(pool, "anything")).value == 1.0
+
+
+async def test_a_cancelled_score_leaves_no_busy_worker(pool: WorkerPool):
+    (first,) = [int((await do(pool, "pid")).value or 0)]
+    task = asyncio.create_task(do(pool, "sleep 60"))
+    while first in {worker.pid for worker in pool._idle}:
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await gone(first)
+    assert (await do(pool, "anything")).value == 1.0
+
+
+async def test_a_reward_that_cannot_be_imported_stops_the_start():
+    with pytest.raises(OperatorError, match="no module 'no_such_module'"):
+        await WorkerPool([RewardSpec(name="no_such_module:f")], workers=1).open()
+
+
+# --- mathematics under limits -------------------------------------------------------------------
+
+
+async def test_power_towers_and_factorials_time_out_and_the_next_item_is_right():
+    async with WorkerPool([MATH], workers=1) as pool:
+        for completion in (r"\boxed{9^{9^{9^{9}}}}", r"\boxed{(10^{9})!}"):
+            await pool.warm()
+            began = time.monotonic()
+            assert await pool.score(MATH, Item(completion, "1")) == TIMEOUT
+            assert time.monotonic() - began < LIMIT_S + 1.0
+            assert await pool.score(MATH, Item(r"\boxed{2}", "2")) == Score(1.0)
+
+
+def test_math_is_right_in_a_thread_that_is_not_the_main_one():
+    async def score() -> float | None:
+        async with Scorer([MATH], workers=1) as scorer:
+            return (await scorer.score([Item(r"\boxed{2}", "2")]))[0].reward
+
+    async def outside() -> float | None:
+        return await asyncio.to_thread(asyncio.run, score())
+
+    assert asyncio.run(outside()) == 1.0
+
+
+# --- orphans ------------------------------------------------------------------------------------
+
+PARENT = f"""
+import asyncio, sys
+from protocol.runspec import RewardSpec
+from roles.verifier.rewards.pool import WorkerPool
+from roles.verifier.rewards.reward import Item
+
+SPEC = RewardSpec(name="{FUNCTIONS}:obedient", timeout_s=2.0)
+
+async def main():
+    async with WorkerPool([SPEC], workers=2) as pool:
+        busy = asyncio.create_task(pool.score(SPEC, Item(sys.argv[1], "x")))
+        while len(pool._busy) < 1 or len(pool.pids) < 3:
+            await asyncio.sleep(0.01)
+        print(*pool.pids, flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("command", ["sleep 60", "power"])
+async def test_no_worker_survives_a_parent_that_was_killed(command: str):
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PARENT, command, stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in (await parent.stdout.readline()).split()]
+    assert len(pids) == 3
+    os.kill(parent.pid, signal.SIGKILL)
+    await parent.wait()
+    async with asyncio.timeout(5.0):
+        await asyncio.gather(*(gone(pid) for pid in pids))
