@@ -10,10 +10,9 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from node.progress import Progress
 from node.runs import pin_run_off_loop
 from node.settings import Environment
 from node.stores import open_store
@@ -113,6 +112,7 @@ def demo_spec(seed: int, updates: int, store: Path) -> RunSpec:
 async def run_demo(
     environment: Environment,
     directory: Path,
+    *,
     seed: int,
     updates: int,
     say: Say,
@@ -122,44 +122,31 @@ async def run_demo(
     started = time.monotonic()
     say("making the tiny model (first time only) and the task set")
     spec = await pin_run_off_loop(demo_spec(seed, updates, directory / "store"), environment.places.models)
-    peers = peers_for(1, 2, 1, environment)
-    peers = [_sized(peer) for peer in peers]
+    peers = [_sized(peer) for peer in peers_for(1, 2, 1, environment)]
     async with open_swarm(spec, environment, directory, peers) as swarm:
         say(f"broker and peers are starting: {', '.join(swarm.alive)}")
-        ended = asyncio.create_task(swarm.finished())
-        saboteur = asyncio.create_task(_sabotage(swarm, peers, say))
-        shower = asyncio.create_task(_show(swarm, show))
-        try:
-            await ended
-        finally:
-            saboteur.cancel()
-            shower.cancel()
+        async with asyncio.TaskGroup() as group:
+            aside = [group.create_task(_sabotage(swarm, say)), group.create_task(swarm.show_to(show))]
+            await swarm.finished()
+            for task in aside:
+                task.cancel()
         show(swarm)
         head = await _head(swarm)
-    killed = [VICTIM] if saboteur.done() and not saboteur.cancelled() else []
-    return await _result(swarm.progress, spec, head, directory, killed, time.monotonic() - started)
+    return await _result(swarm, head, directory, time.monotonic() - started)
 
 
 def _sized(peer: Peer) -> Peer:
     """Small batches, so that both samplers get their share."""
-    options = ("--rows", "64") if "sampler" in peer.roles else ()
-    return Peer(peer.name, peer.roles, peer.threads, options)
+    return replace(peer, options=("--rows", "64")) if "sampler" in peer.roles else peer
 
 
-async def _sabotage(swarm: Swarm, peers: list[Peer], say: Say) -> None:
+async def _sabotage(swarm: Swarm, say: Say) -> None:
     """Kill a sampler once the run is well on its way, and start another under a new name."""
-    while swarm.progress.version < KILL_AT * swarm.spec.learner.updates:
-        await asyncio.sleep(0.05)
-    swarm.kill(VICTIM)
+    moment = KILL_AT * swarm.spec.learner.updates
+    await swarm.until(lambda progress: progress.version >= moment)
+    victim = swarm.kill(VICTIM)
     say(f"killed {VICTIM} with SIGKILL, as a power cut would; starting {REPLACEMENT}")
-    victim = next(peer for peer in peers if peer.name == VICTIM)
-    await swarm.start(Peer(REPLACEMENT, victim.roles, victim.threads, victim.options))
-
-
-async def _show(swarm: Swarm, show: Callable[[Swarm], None]) -> None:
-    while True:
-        show(swarm)
-        await asyncio.sleep(1.0)
+    await swarm.start(replace(victim, name=REPLACEMENT))
 
 
 async def _head(swarm: Swarm) -> Head:
@@ -169,9 +156,8 @@ async def _head(swarm: Swarm) -> Head:
     return decode_as(next(iter(heads.values())).value, Head)
 
 
-async def _result(
-    progress: Progress, spec: RunSpec, head: Head, directory: Path, killed: list[str], wall_s: float
-) -> DemoResult:
+async def _result(swarm: Swarm, head: Head, directory: Path, wall_s: float) -> DemoResult:
+    progress, spec = swarm.progress, swarm.spec
     if not progress.evals:
         raise OperatorError(f"no evaluation came back; look into {directory / 'logs'}")
     evals = sorted(progress.evals)
@@ -187,7 +173,7 @@ async def _result(
         staleness_max=progress.staleness_max,
         ratio_deviation_max=progress.ratio_deviation_max,
         blocked_share=progress.blocked_s / progress.step_s if progress.step_s else 0.0,
-        killed=killed,
+        killed=swarm.killed,
         wall_s=round(wall_s, 2),
         train_s=round(progress.last_at - progress.first_at, 2),
         adapter=str(directory / "store" / spec.name / "exports" / head.clock.digest),

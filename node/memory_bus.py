@@ -77,9 +77,7 @@ class MemoryDelivery:
 class MemoryConsumer:
     """At most ``credit`` unsettled deliveries of one queue, taken when asked for."""
 
-    def __init__(
-        self, bus: MemoryBus, clock: Clock, queue: Queue, credit: int, state: MemoryQueue
-    ) -> None:
+    def __init__(self, bus: MemoryBus, clock: Clock, queue: Queue, credit: int, state: MemoryQueue) -> None:
         self._bus = bus
         self._clock = clock
         self._name = queue

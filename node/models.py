@@ -12,15 +12,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import errors, snapshot_download
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the HTTP client in use
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from node.tiny_model import tiny_model
 from protocol.errors import OperatorError
 from protocol.runspec import ModelSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TINY = "builtin:tiny"
 HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
@@ -102,6 +103,8 @@ def pin(
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     """The model's tokenizer. Raises OperatorError if the folder has none that can be read."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError, KeyError) as exc:
@@ -147,6 +150,8 @@ def _locate(
 ) -> tuple[Path, str | None]:
     """The folder, and its commit if it comes from the Hub."""
     if spec.ref == TINY:
+        from node.tiny_model import tiny_model
+
         return tiny_model(cache_dir, spec.seed), None
     if spec.ref.startswith((".", "/", "~")) or (base_dir / spec.ref).is_dir():
         return base_dir / Path(spec.ref).expanduser(), None

@@ -28,7 +28,7 @@ from protocol.ports import Entry, QueueDepth, Write
 from protocol.runspec import RunSpec
 from protocol.subjects import Bucket, Names, Queue, head_key
 
-EVENT_POLL_S = 5.0
+EVENT_POLL_S = 1.0
 """How often a reader of events looks without having been woken."""
 EVENT_SETTLE_S = 0.02
 """A live event wakes its readers a moment before the broker has stored it."""
@@ -145,6 +145,7 @@ class NatsBus:
         """
         stream, subject = self._names.event_stream, self._names.event_subject("*", "*")
         news = asyncio.Event()
+        news.set()  # what was emitted just before may not be stored yet: look twice
 
         async def on_news(_: Msg) -> None:
             news.set()

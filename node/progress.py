@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -101,7 +102,7 @@ def curve(values: Sequence[float], width: int = 60, height: int = 6) -> list[str
         return []
     width = min(width, len(values))
     edges = [round(i * len(values) / width) for i in range(width + 1)]
-    columns = [mean(values[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    columns = [mean(values[a:b]) for a, b in itertools.pairwise(edges)]
     lines = []
     for row in reversed(range(height)):
         cells = (min(1.0, max(0.0, column * height - row)) for column in columns)

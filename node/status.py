@@ -60,16 +60,17 @@ def status_lines(status: dict[str, Any]) -> list[str]:
     state = "finished" if status["finished"] else "open"
     dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(status["groups_dropped"].items()))
     flight = ", ".join(f"{queue} {count}" for queue, count in status["in_flight"].items())
-    lines = [
+    groups = f"{status['groups_issued']} issued, {status['groups_trained']} trained"
+    return [
         f"run {status['run']}: version {status['version']:g} of {status['updates_wanted']}, {state}",
-        f"groups: {status['groups_issued']} issued, {status['groups_trained']} trained, "
-        f"dropped: {dropped or 'none'}, dead: {status['groups_dead']}",
+        f"groups: {groups}, dropped: {dropped or 'none'}, dead: {status['groups_dead']}",
         f"in flight: {flight}",
         f"peers: {len(status['peers']) or 'nobody'}",
+        *(_peer_line(peer) for peer in status["peers"]),
     ]
-    for peer in status["peers"]:
-        lines.append(
-            f"  {peer['node']:<16} {'+'.join(peer['roles']):<18} at {peer['clock']:<20} "
-            f"busy {peer['busy']:<4} up {peer['up_s']} s on {peer['host']}"
-        )
-    return lines
+
+
+def _peer_line(peer: dict[str, Any]) -> str:
+    roles = "+".join(peer["roles"])
+    where = f"up {peer['up_s']} s on {peer['host']}"
+    return f"  {peer['node']:<16} {roles:<18} at {peer['clock']:<20} busy {peer['busy']:<4} {where}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +28,8 @@ RESTARTS_MAX = 5
 """Restarts of one peer that keeps dying before the swarm gives up."""
 
 CHECK_S = 0.25
+SHOW_S = 1.0
+LAST_WORD_S = 5.0
 WATCHER = "watcher"
 
 
@@ -57,21 +59,22 @@ class Swarm:
         self.spec = spec
         self.bus = bus
         self.progress = Progress(spec.learner.updates)
-        self._broker = broker
+        self.broker = broker
         self._home = home
         self._directory = directory
         self._children: dict[str, Child] = {}
         self._peers: dict[str, Peer] = {}
         self._restarts: dict[str, int] = {}
-        self._given_up: set[str] = set()
+        self._news = asyncio.Condition()
+        self.killed: list[str] = []
 
     async def start(self, peer: Peer) -> None:
         """Start a peer as a process of its own."""
-        command = [sys.executable, "-m", "node", "--run", self.spec.name, "--broker", self._broker.url]
+        command = [sys.executable, "-m", "node", "--run", self.spec.name, "--broker", self.broker.url]
         command += ["--name", peer.name, "--threads", str(peer.threads), "--log", "info", *peer.options]
         for role in peer.roles:
             command += ["--role", role]
-        environ = child_environment({ENV_TOKEN: self._broker.token, ENV_HOME: str(self._home)})
+        environ = child_environment({ENV_TOKEN: self.broker.token, ENV_HOME: str(self._home)})
         log = self._directory / "logs" / f"{peer.name}.log"
         self._children[peer.name] = await start_child(peer.name, command, environ, log)
         self._peers[peer.name] = peer
@@ -81,31 +84,55 @@ class Swarm:
         """Names of peers whose process runs."""
         return [name for name, child in self._children.items() if child.alive]
 
-    def kill(self, name: str) -> None:
-        """SIGKILL a peer; it is not restarted."""
-        self._given_up.add(name)
+    def kill(self, name: str, *, for_good: bool = True) -> Peer:
+        """SIGKILL a peer, as a power cut would; returns what it was. Unless ``for_good``, it is started
+        again like any peer that dies."""
+        if for_good:
+            self.killed.append(name)
         kill(self._children[name])
+        return self._peers[name]
 
     async def watch(self) -> None:
         """Read telemetry into ``progress`` for ever."""
         async for frame in self.bus.events(replay=True):
             try:
-                self.progress.take(decode_as(frame, Event))
+                event = decode_as(frame, Event)
             except DecodeError as exc:
                 structlog.get_logger().warning("event_unreadable", error=str(exc))
+                continue
+            async with self._news:
+                self.progress.take(event)
+                self._news.notify_all()
+
+    async def until(self, holds: Callable[[Progress], bool]) -> None:
+        """Wait until the run has come so far."""
+        async with self._news:
+            await self._news.wait_for(lambda: holds(self.progress))
+
+    async def show_to(self, show: Callable[[Swarm], None]) -> None:
+        """Call ``show`` about once a second, for ever."""
+        while True:
+            show(self)
+            await asyncio.sleep(SHOW_S)
 
     async def finished(self) -> None:
-        """Wait until a learner has ended the run. Restarts what dies; raises OperatorError with the
-        end of its log if something dies again and again."""
-        while True:
-            for name, child in list(self._children.items()):
-                if child.alive or name in self._given_up:
-                    continue
-                if child.process.returncode != 0:
-                    await self._restart(name, child)
-                elif "learner" in self._peers[name].roles:
-                    return
+        """Wait until a learner has ended the run and its last word was heard. Restarts what dies;
+        raises OperatorError with the end of its log if something dies again and again."""
+        while not await self._look_after():  # noqa: ASYNC110 processes end without telling
             await asyncio.sleep(CHECK_S)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.until(lambda progress: progress.finished), LAST_WORD_S)
+
+    async def _look_after(self) -> bool:
+        """Restart peers that died; True once a learner has ended in order."""
+        for name, child in list(self._children.items()):
+            if child.alive or name in self.killed:
+                continue
+            if child.process.returncode != 0:
+                await self._restart(name, child)
+            elif "learner" in self._peers[name].roles:
+                return True
+        return False
 
     async def stop(self, grace_s: float) -> None:
         """Stop every peer in order."""
@@ -130,21 +157,19 @@ async def open_swarm(
     """
     # On this thread: the broker ends with the thread that started it, should this process be killed.
     broker = start_broker(directory / "broker", binary=environment.nats_server)
+    bus = await NatsBus.connect(BrokerAccess(broker.url, token=broker.token), spec.name, node=WATCHER)
+    swarm = Swarm(spec, broker, bus, environment.places.home, directory)
     try:
-        bus = await NatsBus.connect(BrokerAccess(broker.url, token=broker.token), spec.name, node=WATCHER)
+        identity = await asyncio.to_thread(load_or_create_identity, directory / "watcher.nk", WATCHER)
+        await create_run(bus, spec, identity, directory / "cache")
+        watching = asyncio.create_task(swarm.watch())
         try:
-            identity = await asyncio.to_thread(load_or_create_identity, directory / "watcher.nk", WATCHER)
-            await create_run(bus, spec, identity, directory / "cache")
-            swarm = Swarm(spec, broker, bus, environment.places.home, directory)
-            watching = asyncio.create_task(swarm.watch())
-            try:
-                for peer in peers:
-                    await swarm.start(peer)
-                yield swarm
-            finally:
-                watching.cancel()
-                await swarm.stop(grace_s)
+            for peer in peers:
+                await swarm.start(peer)
+            yield swarm
         finally:
-            await bus.close()
+            watching.cancel()
+            await swarm.stop(grace_s)
     finally:
-        await asyncio.to_thread(broker.stop)
+        await bus.close()
+        swarm.broker.stop()

@@ -13,7 +13,7 @@ from protocol.errors import OperatorError
 
 
 def complete(
-    model_dir: Path, adapter: Path, prompt: str, count: int, tokens: int, temperature: float, *, chat: bool
+    model_dir: Path, adapter: Path, prompt: str, *, count: int, tokens: int, temperature: float, chat: bool
 ) -> list[tuple[str, str]]:
     """``count`` pairs (base, adapted); ``temperature`` 0 is greedy. Raises OperatorError on a bad adapter."""
     import torch

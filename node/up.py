@@ -15,8 +15,6 @@ from protocol.messages import Head
 from protocol.runspec import RunSpec
 from protocol.subjects import Bucket
 
-SHOW_EVERY_S = 1.0
-
 
 class Audience(Protocol):
     """Whoever watches."""
@@ -34,12 +32,12 @@ async def bring_up(
     environment: Environment, spec: RunSpec, directory: Path, counts: tuple[int, int, int], audience: Audience
 ) -> dict[str, object]:
     """Run until the last update; returns what happened. The same call later continues the run."""
-    directory.mkdir(parents=True, exist_ok=True)
+    await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
     audience.say(f"reading model and tasks of run {spec.name}")
     pinned = await pin_run_off_loop(spec, environment.places.models)
     async with open_swarm(pinned, environment, directory, peers_for(*counts, environment)) as swarm:
         audience.say(f"started {', '.join(swarm.alive)}; logs in {directory / 'logs'}")
-        shower = asyncio.create_task(_show(swarm, audience, directory))
+        shower = asyncio.create_task(swarm.show_to(audience.show))
         try:
             await swarm.finished()
         finally:
@@ -62,9 +60,3 @@ async def bring_up(
         "adapter": exports,
         "curve": progress.rewards,
     }
-
-
-async def _show(swarm: Swarm, audience: Audience, directory: Path) -> None:
-    while True:
-        audience.show(swarm)
-        await asyncio.sleep(SHOW_EVERY_S)

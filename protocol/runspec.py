@@ -20,7 +20,7 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=COUNT_MAX)]
 CountOrZero = Annotated[int, Field(ge=0, le=COUNT_MAX)]
-Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
+Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
 Modules = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
 

@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeVar
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 import numpy as np
 import structlog
 
 from protocol.codec import Signed, decode, encode
-from protocol.errors import BackPressure, BrokerAbsent, BusError, DecodeError, UnknownOutcome
+from protocol.errors import (
+    BackPressure,
+    BrokerAbsent,
+    BusError,
+    DecodeError,
+    StoreUnavailable,
+    UnknownOutcome,
+    one_line,
+)
 from protocol.identity import Identity
 from protocol.messages import DeadLetter, Event, Message
-from protocol.ports import Bus, Clock, Delivery
+from protocol.ports import Bus, Clock, Consumer, Delivery
 from protocol.reasons import DeadReason
 from protocol.runspec import RunSpec
 from protocol.subjects import Queue
@@ -26,11 +35,15 @@ from protocol.subjects import Queue
 PAYLOAD_KEPT = 4096
 """Bytes of an offending message that its dead letter keeps."""
 
+TEXT_KEPT = 500
+"""Characters of a text field that telemetry keeps; it may quote a stranger."""
+
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 5.0
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
+Handle = Callable[[Delivery, Queue], Coroutine[Any, Any, None]]
 
 
 class Ring:
@@ -44,6 +57,7 @@ class Ring:
         self.role = role
         self.clock = clock
         self.log = structlog.get_logger().bind(role=role, node=identity.node)
+        self._jitter = random.Random(f"{identity.node}/{role}")
 
     async def receive(self, delivery: Delivery, queue: Queue, kind: type[M]) -> tuple[M, Signed] | None:
         """The message of a delivery, or None after burying one that no node can use."""
@@ -62,6 +76,38 @@ class Ring:
             await self.bury(delivery, queue, DeadReason.TOO_MANY_DELIVERIES, detail, group_id)
             return None
         return message, signed
+
+    async def consume(self, queue: Queue, credit: int) -> Consumer:
+        """Take part in a queue, however long the broker takes to answer."""
+        return await self.persist(lambda: self.bus.consume(queue, credit))
+
+    async def take_each(
+        self, queue: Queue, credit: int, handle: Handle, stop: asyncio.Event, drain_s: float
+    ) -> None:
+        """Give every delivery of ``queue`` to ``handle`` as a task of its own, until ``stop``.
+
+        Then nothing more is asked for; what is in hand gets ``drain_s`` to finish and is cancelled
+        after that (``handle`` releases what it did not finish).
+        """
+        consumer = await until(stop, self.consume(queue, credit))
+        if consumer is None:
+            return
+        in_hand: dict[asyncio.Task[None], None] = {}  # in order, so that a simulation repeats itself
+        async with asyncio.TaskGroup() as group:
+            while (delivery := await until(stop, consumer.next())) is not None:
+                work = group.create_task(handle(delivery, queue))
+                in_hand[work] = None
+                work.add_done_callback(in_hand.pop)
+            await consumer.close()
+            if in_hand:
+                grace = asyncio.ensure_future(self.clock.sleep(drain_s))
+                rest = asyncio.ensure_future(asyncio.wait(set(in_hand)))
+                try:
+                    await asyncio.wait({grace, rest}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    await cancelled(grace, rest)
+            for work in tuple(in_hand):
+                work.cancel()
 
     async def bury(
         self, delivery: Delivery, queue: Queue, reason: DeadReason, detail: str, group_id: str | None
@@ -88,15 +134,22 @@ class Ring:
         await self.persist(lambda: self.bus.publish(queue, frame, message_id))
 
     async def persist(self, request: Callable[[], Awaitable[T]]) -> T:
-        """Repeat an idempotent request until it succeeds; cancel to give up."""
+        """Repeat an idempotent request to broker or store until it succeeds; cancel to give up.
+
+        Everything but absence, back-pressure and an unknown outcome is raised at once.
+        """
         wait_s = RETRY_FIRST_S
         while True:
             try:
                 return await request()
-            except (BackPressure, BrokerAbsent, UnknownOutcome) as exc:
-                self.log.warning("broker_retried", error=str(exc) or type(exc).__name__, wait_s=wait_s)
-            await self.clock.sleep(wait_s)
+            except (BackPressure, BrokerAbsent, UnknownOutcome, StoreUnavailable) as exc:
+                self.log.warning("request_retried", error=str(exc) or type(exc).__name__, wait_s=wait_s)
+            await self.pause(wait_s)
             wait_s = min(2 * wait_s, RETRY_MAX_S)
+
+    async def pause(self, wait_s: float) -> None:
+        """Wait before a retry, half as long to half as long again: peers must not retry in step."""
+        await self.clock.sleep(wait_s * (0.5 + self._jitter.random()))
 
     async def settle(self, delivery: Delivery) -> None:
         """Acknowledge; a lost acknowledgement only means a redelivery that its taker recognises."""
@@ -112,9 +165,7 @@ class Ring:
         try:
             yield
         finally:
-            beat.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await beat
+            await cancelled(beat)
 
     async def _beat(self, delivery: Delivery) -> None:
         while True:
@@ -130,13 +181,20 @@ class Ring:
             role=self.role,
             name=name,
             at=self.clock.wall(),
-            fields={key: value for key, value in fields.items() if value == value},  # noqa: PLR0124 drops NaN
+            fields={
+                key: one_line(value, TEXT_KEPT) if isinstance(value, str) else value
+                for key, value in fields.items()
+                if value == value  # noqa: PLR0124 drops NaN
+            },
         )
         await self.bus.emit(self.role, self.identity.node, encode(event, self.identity))
 
 
 async def nap(clock: Clock, seconds: float, wake: asyncio.Event) -> None:
-    """Sleep, or less if ``wake`` is set meanwhile; clears ``wake``."""
+    """Sleep, or less if ``wake`` is set meanwhile; clears ``wake``.
+
+    Whoever naps looks at the state after it, so an event that comes while this ends is not lost.
+    """
     sleeping = asyncio.ensure_future(clock.sleep(seconds))
     woken = asyncio.ensure_future(wake.wait())
     try:
@@ -153,10 +211,15 @@ async def until(stop: asyncio.Event, work: Awaitable[T]) -> T | None:
     stopped = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
     finally:
-        for pending in (task, stopped):
-            if not pending.done():
-                pending.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await pending
+        await cancelled(task, stopped)
+    return None if task.cancelled() else task.result()
+
+
+async def cancelled(*work: asyncio.Future[Any]) -> None:
+    """Cancel what still runs and wait for its end; unlike awaiting it, this lets the caller be cancelled."""
+    pending = {task for task in work if not task.done()}
+    for task in pending:
+        task.cancel()
+    if pending:
+        await asyncio.wait(pending)

@@ -77,8 +77,11 @@ def a_small_model(directory: Path) -> Path:
 class Rig(Protocol):
     """An engine and the hand on its clock."""
 
-    engine: Engine
-    shapes: Factors
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def shapes(self) -> Factors: ...
 
     def hold(self) -> None: ...
 

@@ -64,7 +64,9 @@ def try_adapter(
 
     ref = base or str(json.loads(config.read_text())["base_model_name_or_path"])
     model = resolve_model(ModelSpec(ref=ref), environment.places.models)
-    pairs = complete(model.directory, adapter, prompt, count, tokens, temperature, chat=chat)
+    pairs = complete(
+        model.directory, adapter, prompt, count=count, tokens=tokens, temperature=temperature, chat=chat
+    )
     print(f"{'base model':<40} with the adapter")
     for before, after in pairs:
         print(f"{before!r:<40} {after!r}")

@@ -31,18 +31,20 @@ def demo(
     the way, and ends with the reward curve, the adapter, and what to do next.
     """
     prepare_process(1)
-    from node.cli.run_commands import _set_up_logs
     from node.cli.show import Shower, run_shown
     from node.demo import DemoResult, run_demo
     from node.plot import save_curve
     from node.progress import curve
+    from node.telemetry import set_up_logs
 
-    _set_up_logs("error")
+    set_up_logs("error")
     environment = read_environment()
     place = directory or Path(".grpo") / time.strftime("demo-%Y%m%d-%H%M%S")
 
     async def work(shower: Shower) -> DemoResult:
-        return await run_demo(environment, place, seed, updates, shower.say, shower.show)
+        return await run_demo(
+            environment, place, seed=seed, updates=updates, say=shower.say, show=shower.show
+        )
 
     result = run_shown(work, as_json=as_json)
     picture = save_curve(place / "curve.png", result.curve, result.evals, "success rate")
@@ -63,12 +65,11 @@ def summary(result: object, picture: Path) -> list[str]:
     dropped = ", ".join(f"{n} {reason}" for reason, n in sorted(result.groups_dropped.items())) or "none"
     return [
         "",
-        f"success on held-out problems  {result.eval_first:.3f} -> {result.eval_last:.3f}   "
-        f"(reward in training {result.reward_first:.2f} -> {result.reward_last:.2f})",
-        f"{result.updates} updates from {result.groups_trained} groups in {result.train_s:.0f} s of training; "
-        f"staleness at most {result.staleness_max:.0f}",
-        f"killed on the way: {', '.join(result.killed) or 'nobody'}; groups trained twice: "
-        f"{result.groups_trained_twice}; dropped: {dropped}",
+        f"success on held-out problems: {result.eval_first:.3f} -> {result.eval_last:.3f}",
+        f"reward in training: {result.reward_first:.2f} -> {result.reward_last:.2f}",
+        f"{result.updates} updates from {result.groups_trained} groups in {result.train_s:.0f} s of training",
+        f"staleness at most {result.staleness_max:.0f}; groups dropped: {dropped}",
+        f"killed on the way: {', '.join(result.killed)}; groups trained twice: {result.groups_trained_twice}",
         f"importance ratio on fresh groups: 1 within {result.ratio_deviation_max:.1e}",
         "",
         f"curve    {picture}",

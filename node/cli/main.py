@@ -20,8 +20,8 @@ HELP = """Reinforcement learning of language models by a swarm of equal peers.
 
 See it work:          [bold]grpo-node demo[/bold]
 Train on one machine: [bold]grpo-node up examples/smollm2-arithmetic.toml[/bold]
-Train on many:        [bold]grpo-node create RUN.toml --broker URL[/bold]
-                      [bold]grpo-node --role sampler --run NAME --broker URL[/bold]   anywhere, any number, any time
+Train on many:        [bold]grpo-node create RUN.toml --broker URL[/bold], then anywhere, any number:
+                      [bold]grpo-node --role sampler --run NAME --broker URL[/bold]
 """
 
 app = typer.Typer(
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> None:
     except click.ClickException as exc:
         print(f"grpo-node: {exc.format_message()}", file=sys.stderr)
         sys.exit(EXIT_OPERATOR)
-    except BaseException as exc:  # noqa: BLE001 explained in one place, never swallowed
+    except BaseException as exc:
         if isinstance(exc, SystemExit):
             raise
         sys.exit(explain(exc))

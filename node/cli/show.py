@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -32,7 +32,7 @@ class Shower:
         self._live: Live | None = None
         self._last_line = 0.0
 
-    def __enter__(self) -> Shower:
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._live = Live(console=self._console, refresh_per_second=4, transient=True)
             self._live.start()

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from protocol.clock import VectorClock
 from protocol.messages import RolloutGroup, Task, VerifiedGroup
-from protocol.ports import Delivery
 from protocol.reasons import DropReason
+from roles.learner.lease import Lease
+from roles.policy.compose import VERSION_ROUNDING
 
 MINIMUM_SCORED = 2
 """A baseline needs two scored rollouts."""
@@ -22,7 +23,7 @@ class Candidate:
     task: Task
     group: RolloutGroup
     verified: VerifiedGroup
-    delivery: Delivery
+    lease: Lease
     version: float
     """Summed weights of all updates in the clock under which the group started."""
 
@@ -43,7 +44,7 @@ class Dropped:
 
     group_id: str
     reason: DropReason
-    delivery: Delivery
+    lease: Lease
 
 
 class Buffer:
@@ -53,32 +54,38 @@ class Buffer:
         """``max_staleness`` counts versions; a group exactly that old is still used."""
         self._max_staleness = max_staleness
         self._held: OrderedDict[str, Candidate] = OrderedDict()
-        self._taken: dict[str, Delivery] = {}
-        self.dropped: list[Dropped] = []
-        """Drops that wait for the next commit."""
+        self._leases: dict[str, Lease] = {}
+        """Of every group in hand: waiting, dropped, or on its way to a commit."""
+        self._dropped: list[Dropped] = []
 
     def __len__(self) -> int:
         """Groups that wait for a step."""
         return len(self._held)
 
-    def __contains__(self, group_id: str) -> bool:
-        """Whether a copy of this group is already here: waiting, dropped, or on its way to commit."""
-        waiting = group_id in self._held or group_id in self._taken
-        return waiting or any(drop.group_id == group_id for drop in self.dropped)
+    @property
+    def leases(self) -> dict[str, Lease]:
+        """What this learner holds, by group id: all of it must be kept alive until it is committed."""
+        return dict(self._leases)
+
+    @property
+    def drops_waiting(self) -> int:
+        """Drops that wait for a commit."""
+        return len(self._dropped)
 
     def put(self, candidate: Candidate) -> None:
         """Add a group, or drop it at once when it has no baseline."""
+        self._leases[candidate.group_id] = candidate.lease
         if sum(reward is not None for reward in candidate.rewards) < MINIMUM_SCORED:
             self._drop(candidate, DropReason.UNSCORABLE)
         else:
             self._held[candidate.group_id] = candidate
 
-    def put_back(self, candidates: list[Candidate]) -> None:
-        """Return groups of a step that was rolled back; they are the oldest again."""
-        for candidate in reversed(candidates):
-            self._taken.pop(candidate.group_id, None)
+    def put_back(self, candidates: Iterable[Candidate], dropped: Iterable[Dropped]) -> None:
+        """Return what was rolled back; its groups are the oldest again, in their order."""
+        for candidate in reversed(list(candidates)):
             self._held[candidate.group_id] = candidate
             self._held.move_to_end(candidate.group_id, last=False)
+        self._dropped = [*dropped, *self._dropped]
 
     def ready(self, count: int, clock: VectorClock, version: float) -> bool:
         """Whether ``take`` would return ``count`` groups now. Drops what is too old on the way."""
@@ -96,40 +103,33 @@ class Buffer:
         taken = usable[:count]
         for candidate in taken:
             del self._held[candidate.group_id]
-            self._taken[candidate.group_id] = candidate.delivery
         return sorted(taken, key=lambda candidate: natural(candidate.group_id))
 
-    def ahead_of(self, clock: VectorClock) -> bool:
-        """Whether a held group has seen an update that ``clock`` lacks."""
-        return any(not candidate.group.clock <= clock for candidate in self._held.values())
+    def ahead_of(self, clock: VectorClock) -> list[str]:
+        """Held groups that have seen an update which ``clock`` lacks."""
+        return [group_id for group_id, held in self._held.items() if not held.group.clock <= clock]
 
     def drop(self, group_id: str, reason: DropReason) -> None:
         """Drop one held group for a reason found outside."""
         self._drop(self._held.pop(group_id), reason)
 
-    def take_dropped(self) -> list[Dropped]:
-        """All drops that wait for a commit."""
-        dropped, self.dropped = self.dropped, []
-        self._taken |= {drop.group_id: drop.delivery for drop in dropped}
-        return dropped
+    def take_dropped(self, count_max: int) -> list[Dropped]:
+        """The oldest drops that wait for a commit, at most ``count_max``."""
+        taken, self._dropped = self._dropped[:count_max], self._dropped[count_max:]
+        return taken
 
     def forget(self, group_ids: Iterable[str]) -> None:
         """These groups are committed: they no longer need to be kept alive."""
         for group_id in group_ids:
-            self._taken.pop(group_id, None)
-
-    def deliveries(self) -> list[Delivery]:
-        """Every unacknowledged delivery: all of them must be kept alive."""
-        held = [candidate.delivery for candidate in self._held.values()]
-        return [*held, *(drop.delivery for drop in self.dropped), *self._taken.values()]
+            self._leases.pop(group_id, None)
 
     def _drop_stale(self, version: float) -> None:
         for candidate in list(self._held.values()):
-            if version - candidate.version > self._max_staleness:
+            if version - candidate.version > self._max_staleness + VERSION_ROUNDING:
                 self.drop(candidate.group_id, DropReason.STALE)
 
     def _drop(self, candidate: Candidate, reason: DropReason) -> None:
-        self.dropped.append(Dropped(candidate.group_id, reason, candidate.delivery))
+        self._dropped.append(Dropped(candidate.group_id, reason, candidate.lease))
 
 
 def natural(group_id: str) -> tuple[str, int]:

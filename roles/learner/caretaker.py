@@ -49,7 +49,7 @@ class Caretaker:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            assert self._newest is not None  # noqa: S101 set before the event
+            assert self._newest is not None
             head, state, policy = self._newest
             if head.count - self._saved >= settings.state_every:
                 await self._save(head, state)

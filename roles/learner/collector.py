@@ -8,16 +8,24 @@ by its ``done`` key.
 from __future__ import annotations
 
 import asyncio
+import math
 
+import numpy as np
+
+from protocol.clock import VectorClock
 from protocol.codec import decode
-from protocol.errors import DecodeError, StoreError
-from protocol.messages import RolloutGroup, Task, VerifiedGroup
+from protocol.errors import DecodeError, StoreCorrupt, StoreNotFound
+from protocol.messages import Rollout, RolloutGroup, Task, VerifiedGroup
 from protocol.ports import Delivery
 from protocol.reasons import DeadReason
 from protocol.subjects import Bucket, Queue, done_key
 from roles.learner.buffer import Buffer, Candidate
+from roles.learner.lease import Lease
 from roles.policy.policies import Policies
 from roles.ring import Ring
+
+REWARD_MAX = 1e6
+"""Rewards beyond this are a fault: their sums must stay finite."""
 
 
 class Collector:
@@ -35,52 +43,91 @@ class Collector:
 
     async def run(self) -> None:
         """Collect for ever; cancel to stop."""
-        consumer = await self._ring.bus.consume(Queue.VERIFIED, self._credit)
-        beats = asyncio.create_task(self._keep_alive())
+        consumer = await self._ring.consume(Queue.VERIFIED, self._credit)
         try:
-            while True:
-                await self._take_in(await consumer.next())
-                self.arrived.set()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.keep_alive())
+                while True:
+                    delivery = await consumer.next()
+                    async with self._ring.alive(delivery):
+                        await self._take_in(delivery)
+                    self.arrived.set()
         finally:
-            beats.cancel()
             await consumer.close()
+
+    async def keep_alive(self) -> None:
+        """Send signs of life for everything in hand, for ever."""
+        while True:
+            await self._ring.clock.sleep(self._ring.spec.sampling.ack_wait_s / 3)
+            for lease in self._buffer.leases.values():
+                await lease.keep_alive()
 
     async def _take_in(self, delivery: Delivery) -> None:
         received = await self._ring.receive(delivery, Queue.VERIFIED, VerifiedGroup)
         if received is None:
             return
         verified, _ = received
-        if await self._known(verified.group_id):
+        group_id = verified.group_id
+        lease = self._buffer.leases.get(group_id)
+        if lease is not None and not lease.settled:
+            self.duplicates += 1
+            lease.add(delivery)
+            return
+        if await self._done(group_id):
             self.duplicates += 1
             await self._ring.settle(delivery)
             return
         try:
             candidate = await self._open(verified, delivery)
-        except (DecodeError, StoreError, ValueError) as exc:
+        except (DecodeError, StoreCorrupt, StoreNotFound, ValueError) as exc:
             detail = f"{type(exc).__name__}: {exc}"
-            await self._ring.bury(
-                delivery, Queue.VERIFIED, DeadReason.BAD_STRUCTURE, detail, verified.group_id
-            )
+            await self._ring.bury(delivery, Queue.VERIFIED, DeadReason.BAD_STRUCTURE, detail, group_id)
             return
         self._buffer.put(candidate)
 
-    async def _known(self, group_id: str) -> bool:
-        if group_id in self._buffer:
-            return True
+    async def _done(self, group_id: str) -> bool:
         key = done_key(group_id)
         return await self._ring.persist(lambda: self._ring.bus.get(Bucket.POLICY, key)) is not None
 
     async def _open(self, verified: VerifiedGroup, delivery: Delivery) -> Candidate:
         group = decode(verified.group.tobytes()).expect(RolloutGroup)
         task = decode(group.task.tobytes()).expect(Task)
-        if {group.group_id, task.group_id} != {verified.group_id}:
-            raise ValueError("the ids of task, group and verdicts differ")
-        if [v.index for v in verified.verdicts] != [r.index for r in group.rollouts]:
-            raise ValueError("verdicts and rollouts do not match")
-        return Candidate(task, group, verified, delivery, await self._policies.version(group.clock))
+        if why := fault(task, group, verified):
+            raise ValueError(why)
+        return Candidate(task, group, verified, Lease(delivery), await self._version(group.clock))
 
-    async def _keep_alive(self) -> None:
-        while True:
-            await self._ring.clock.sleep(self._ring.spec.sampling.ack_wait_s / 3)
-            for delivery in self._buffer.deliveries():
-                await delivery.in_progress()
+    async def _version(self, clock: VectorClock) -> float:
+        """The version under which a group started. Raises StoreNotFound for a clock ahead of every head."""
+        try:
+            return await self._ring.persist(lambda: self._policies.version(clock))
+        except StoreNotFound:
+            newest = await self._ring.persist(self._policies.read_heads)
+            if not clock <= newest:
+                raise
+        try:
+            return await self._ring.persist(lambda: self._policies.version(clock))
+        except StoreNotFound:
+            return -math.inf  # older than what the store keeps: too old for any step
+
+
+def fault(task: Task, group: RolloutGroup, verified: VerifiedGroup) -> str | None:
+    """Why a verified group cannot be trained on whatever its verifier says, or None (pure).
+
+    A verifier is a peer as well: what could stop a step is looked at again.
+    """
+    if {group.group_id, task.group_id} != {verified.group_id}:
+        return "the ids of task, group and verdicts differ"
+    if [v.index for v in verified.verdicts] != [r.index for r in group.rollouts]:
+        return "verdicts and rollouts do not match"
+    if any(v.reward is not None and abs(v.reward) > REWARD_MAX for v in verified.verdicts):
+        return f"a reward beyond {REWARD_MAX:g}"
+    return next((why for rollout in group.rollouts if (why := _rollout_fault(rollout))), None)
+
+
+def _rollout_fault(rollout: Rollout) -> str | None:
+    if len(rollout.token_ids) != len(rollout.sampler_logprobs) or not len(rollout.token_ids):
+        tokens, logprobs = len(rollout.token_ids), len(rollout.sampler_logprobs)
+        return f"rollout {rollout.index}: {tokens} tokens, {logprobs} log-probabilities"
+    if not np.isfinite(rollout.sampler_logprobs).all():
+        return f"rollout {rollout.index}: a log-probability is not finite"
+    return None

@@ -10,6 +10,7 @@ nonce. If a peer consumed one of the groups meanwhile, nothing is stored and the
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 from collections import deque
 from collections.abc import Callable
@@ -17,38 +18,47 @@ from dataclasses import dataclass
 
 from protocol.clock import GENESIS
 from protocol.codec import decode_as, encode
-from protocol.errors import BusError, FencedError, StoreUnavailable, UnknownOutcome, WrongRevision
-from protocol.limits import DONE_TTL_S
+from protocol.errors import BusError, DecodeError, FencedError, UnknownOutcome, WrongRevision
+from protocol.limits import BATCH_WRITES_MAX, DONE_TTL_S
 from protocol.manifest import EntryKind, Manifest
 from protocol.messages import Head
-from protocol.ports import AdapterStore, Delivery, Offload, Write
+from protocol.ports import AdapterStore, Offload, Write
 from protocol.subjects import Bucket, done_key, head_key
 from roles.learner.buffer import Candidate, Dropped
+from roles.learner.lease import Lease
 from roles.learner.register import Published
 from roles.learner.stepper import SafePoint
 from roles.policy.compose import UPDATE_FILE
 from roles.policy.peft_export import factors_bytes
+from roles.policy.policies import PREVIOUS
 from roles.ring import RETRY_FIRST_S, RETRY_MAX_S, Ring
 
 TRAINED = b"trained"
 STEPS_WAITING_MAX = 3
 """Finished steps that may wait for their commit before the next step is held up."""
 
+GROUPS_MAX = BATCH_WRITES_MAX - 1
+"""Groups of one commit; the head is its last write."""
+
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """A step's outcome. Without ``published`` it only commits drops."""
+    """A step's outcome, to be made permanent.
+
+    Without ``published`` its groups changed nothing; without ``after`` there was no step at all, and only
+    drops are committed.
+    """
 
     trained: tuple[Candidate, ...]
     dropped: tuple[Dropped, ...]
     published: Published | None
-    after: SafePoint
+    after: SafePoint | None
     cursor: int
 
     @property
-    def deliveries(self) -> list[Delivery]:
+    def leases(self) -> list[Lease]:
         """Everything to acknowledge once this is committed."""
-        return [c.delivery for c in self.trained] + [d.delivery for d in self.dropped]
+        return [c.lease for c in self.trained] + [d.lease for d in self.dropped]
 
     @property
     def group_ids(self) -> list[str]:
@@ -56,7 +66,7 @@ class FinishedStep:
         return [c.group_id for c in self.trained] + [d.group_id for d in self.dropped]
 
 
-class Conflict(Exception):  # noqa: N818 not an error: the loop answers it by rolling back
+class Conflict(Exception):
     """A peer consumed a group of this step first; nothing was stored."""
 
 
@@ -79,6 +89,8 @@ class Committer:
         self._moved = asyncio.Condition()
         self.head: Head | None = None
         self.revision = 0
+        self.version = 0.0
+        """Of the newest committed policy."""
         self.conflict = False
         """The oldest waiting step cannot be committed; the loop must roll back."""
 
@@ -128,11 +140,12 @@ class Committer:
         head = self._next_head(step, path)
         await self._commit(step, head)
         committed = self._ring.clock.monotonic()
-        await asyncio.gather(*(self._ring.settle(delivery) for delivery in step.deliveries))
+        self.version = step.published.version if step.published else self.version
+        await asyncio.gather(*(lease.settle(self._ring) for lease in step.leases))
         self._on_commit(step, head)
         await self._ring.tell(
             "update_committed",
-            version=head.weight,
+            version=self.version,
             clock=head.clock.text,
             groups_trained=head.groups_trained,
             groups_dropped=sum(head.groups_dropped.values()),
@@ -142,15 +155,15 @@ class Committer:
         )
 
     async def _upload(self, step: FinishedStep) -> str:
-        assert step.published is not None  # noqa: S101 the caller looked
+        assert step.published is not None
         published, learner, run = step.published, self._ring.identity.node, self._ring.spec.name
         count = published.clock[learner]
+        previous = self.head.path if self.head is not None else ""
 
         def describe() -> tuple[Manifest, dict[str, bytes]]:
             files = {UPDATE_FILE: factors_bytes(published.update)}
-            infos = Manifest.describe(files)
             manifest = Manifest(
-                path=f"{run}/updates/{learner}/{count}-{infos[0].sha256[:12]}",
+                path=f"{run}/updates/{learner}/{count}",
                 kind=EntryKind.UPDATE,
                 run=run,
                 author=learner,
@@ -160,12 +173,16 @@ class Committer:
                 policy_digest=published.digest,
                 groups=tuple(c.group_id for c in step.trained),
                 dropped={d.group_id: d.reason.value for d in step.dropped},
-                files=infos,
+                extra={PREVIOUS: previous} if previous else {},
+                files=Manifest.describe(files),
             )
-            return manifest.signed(self._ring.identity), files
+            # Of everything it says: a step that is repeated after a crash may have other drops.
+            digest = hashlib.sha256(manifest.canonical()).hexdigest()[:12]
+            named = manifest.model_copy(update={"path": f"{manifest.path}-{digest}"})
+            return named.signed(self._ring.identity), files
 
         manifest, files = await self._offload(describe)
-        await publish_patiently(self._ring, self._store, manifest, files)
+        await self._ring.persist(lambda: self._store.publish(manifest, files))
         return manifest.path
 
     def _next_head(self, step: FinishedStep, path: str) -> Head:
@@ -211,7 +228,7 @@ class Committer:
                 self._ring.log.warning("commit_retried", error=str(exc) or type(exc).__name__, wait_s=wait_s)
             else:
                 break
-            await self._ring.clock.sleep(wait_s)
+            await self._ring.pause(wait_s)
             wait_s = min(2 * wait_s, RETRY_MAX_S)
         self.head = head
 
@@ -221,7 +238,11 @@ class Committer:
         entry = await self._ring.persist(lambda: self._ring.bus.get(Bucket.POLICY, key))
         if entry is None or entry.revision == self.revision:
             return False
-        if decode_as(entry.value, Head).nonce != head.nonce:
+        try:
+            nonce = decode_as(entry.value, Head).nonce
+        except DecodeError:
+            nonce = ""  # not even a head: somebody else's all the same
+        if nonce != head.nonce:
             raise FencedError(
                 f"another process trains as learner {head.learner!r}; stop one of them or start this one "
                 f"under another --name"
@@ -235,19 +256,3 @@ def nothing_committed(run: str, learner: str) -> Head:
     return Head(
         run=run, learner=learner, count=0, clock=GENESIS, weight=0.0, path="", policy_digest="", nonce=""
     )
-
-
-async def publish_patiently(
-    ring: Ring, store: AdapterStore, manifest: Manifest, files: dict[str, bytes]
-) -> None:
-    """Publish to the store, again and again while it is only unavailable."""
-    wait_s = RETRY_FIRST_S
-    while True:
-        try:
-            await store.publish(manifest, files)
-        except StoreUnavailable as exc:
-            ring.log.warning("store_retried", path=manifest.path, error=str(exc), wait_s=wait_s)
-        else:
-            return
-        await ring.clock.sleep(wait_s)
-        wait_s = min(2 * wait_s, RETRY_MAX_S)

@@ -64,7 +64,7 @@ class Evaluator:
 
     async def run(self) -> None:
         """Collect verdicts for ever; cancel to stop."""
-        consumer = await self._ring.bus.consume(Queue.EVAL_VERIFIED, EVAL_CREDIT)
+        consumer = await self._ring.consume(Queue.EVAL_VERIFIED, EVAL_CREDIT)
         try:
             while True:
                 await self._take_in(await consumer.next())

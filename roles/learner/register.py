@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from protocol.clock import VectorClock
-from roles.policy.compose import Factors, compose, factors_digest
+from roles.policy.compose import Factors, compose, factors_digest, version_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Register:
     @property
     def version(self) -> float:
         """Summed weights of all updates in ``base``."""
-        return self.own_weight + sum(self._peers[learner][1] for learner in sorted(self._peers))
+        return version_of([self.own_weight, *(weight for _, weight, _ in self._peers.values())])
 
     def resume(self, update: Factors, count: int, own_weight: float) -> None:
         """Continue from this learner's own last published update."""

@@ -9,7 +9,8 @@ result's digest is signed into each update's manifest; a peer that composes anot
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,9 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 
 UPDATE_FILE = "update.safetensors"
 """Name of an update's cumulative change in the store."""
+
+VERSION_ROUNDING = 1e-9
+"""Versions are sums of weights such as 1/3: two that differ by no more than this are the same."""
 
 Factors = dict[str, NDArray[Any]]
 """LoRA factors by PEFT tensor name (``base_model.model.….lora_A.weight``), fp32, A [r, in], B [out, r]."""
@@ -37,6 +41,14 @@ def compose(genesis: Factors, updates: Mapping[str, Factors]) -> Factors:
         for name, tensor in total.items():
             tensor += updates[learner][name].astype(np.float32, copy=False)
     return total
+
+
+def version_of(weights: Iterable[float]) -> float:
+    """The version of a policy from the summed weights of each learner in its clock.
+
+    Rounded once, at the end, so that the order of the learners cannot change it.
+    """
+    return math.fsum(weights)
 
 
 def fault(candidate: Factors, genesis: Factors) -> str | None:

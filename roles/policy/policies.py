@@ -8,11 +8,11 @@ from pathlib import Path
 
 from protocol.clock import GENESIS, VectorClock
 from protocol.codec import decode
-from protocol.errors import DecodeError, StoreCorrupt, StoreNotFound, StoreUnavailable
+from protocol.errors import DecodeError, StoreCorrupt, StoreNotFound
 from protocol.manifest import EntryKind, Manifest
 from protocol.messages import Head
 from protocol.ports import AdapterStore, Entry, Offload
-from protocol.subjects import GENESIS_KEY, Bucket
+from protocol.subjects import GENESIS_KEY, Bucket, head_key
 from roles.policy.compose import (
     UPDATE_FILE,
     WEIGHTS_FILE,
@@ -21,12 +21,15 @@ from roles.policy.compose import (
     factors_digest,
     fault,
     policy_name,
+    version_of,
 )
 from roles.policy.peft_export import read_factors
 from roles.ring import Ring
 
 GENESIS_POLL_S = 0.25
-STORE_RETRY_S = 1.0
+PREVIOUS = "previous"
+"""Key in an update's manifest: the path of its author's update before this one, which was committed too."""
+
 UPDATES_CACHED = 16
 """Updates kept in memory; pinned evaluation may ask for a recent clock again."""
 
@@ -72,8 +75,8 @@ class Policies:
     async def start(self) -> None:
         """Wait until genesis is claimed and load it. Raises StoreError if it is unusable."""
         path, _, digest = (await self._claim()).partition(" ")
-        directory = await self._fetch_patiently(path)
-        self.genesis = await self._offload(lambda: read_factors(directory / WEIGHTS_FILE))
+        directory = await self._ring.persist(lambda: self._store.fetch(path))
+        self.genesis = await self._offload(lambda: _read(directory / WEIGHTS_FILE))
         self.genesis_digest = factors_digest(self.genesis)
         if self.genesis_digest != digest:
             raise StoreCorrupt(f"{path}: genesis is not the one the run claimed")
@@ -96,6 +99,9 @@ class Policies:
         except DecodeError as exc:
             self._ring.log.warning("head_unreadable", key=entry.key, error=str(exc))
             return
+        if (head.run, head_key(head.learner)) != (self._ring.spec.name, entry.key):
+            self._ring.log.warning("head_misplaced", key=entry.key, learner=head.learner, run=head.run)
+            return
         self.note_head(head)
 
     def note_head(self, head: Head) -> None:
@@ -116,18 +122,12 @@ class Policies:
 
     async def version(self, clock: VectorClock) -> float:
         """Summed weights of all updates in ``clock``. Raises StoreNotFound for an update nobody published."""
-        total = 0.0
         for learner, count in clock:
             if (learner, count) not in self._weights:
                 self._weights[learner, count] = (await self._manifest(learner, count)).weight
-            total += self._weights[learner, count]
-        return total
+        return version_of(self._weights[learner, count] for learner, count in clock)
 
     async def _compose(self, clock: VectorClock, updates: dict[str, Update]) -> PolicyVersion:
-        for learner, update in updates.items():
-            if reason := fault(update.factors, self.genesis):
-                raise StoreCorrupt(f"update {clock[learner]} of {learner}: {reason}")
-
         def work() -> tuple[Factors, str]:
             factors = compose(self.genesis, {k: u.factors for k, u in updates.items()})
             return factors, factors_digest(factors)
@@ -147,7 +147,9 @@ class Policies:
             path = await self._path(learner, count)
             directory = await self._store.fetch(path)
             manifest = self._checked(await self._store.manifest(path), learner, count)
-            factors = await self._offload(lambda: read_factors(directory / UPDATE_FILE))
+            factors = await self._offload(lambda: _read(directory / UPDATE_FILE))
+            if reason := fault(factors, self.genesis):
+                raise StoreCorrupt(f"{path}: {reason}")
             self._updates[key] = Update(manifest, factors)
             while len(self._updates) > UPDATES_CACHED:
                 self._updates.popitem(last=False)
@@ -169,8 +171,21 @@ class Policies:
             found = [p for p in await self._store.list(prefix) if p.rsplit("/", 1)[1].startswith(f"{count}-")]
             if not found:
                 raise StoreNotFound(f"update {count} of {learner} is not in the store")
-            self._paths[key] = found[0]
+            self._paths[key] = found[0] if len(found) == 1 else await self._committed_path(learner, count)
         return self._paths[key]
+
+    async def _committed_path(self, learner: str, count: int) -> str:
+        """Which of several uploads was committed: a learner that crashed before its commit leaves one that
+        was not. Walks back from the nearest later update that is known."""
+        later = min((n for author, n in self._paths if author == learner and n > count), default=None)
+        if later is None:
+            raise StoreNotFound(f"update {count} of {learner} is not known to be committed")
+        for known in range(later, count, -1):
+            manifest = await self._manifest(learner, known)
+            if PREVIOUS not in manifest.extra:
+                raise StoreNotFound(f"{manifest.path} does not tell which update came before it")
+            self._paths[learner, known - 1] = manifest.extra[PREVIOUS]
+        return self._paths[learner, count]
 
     async def _claim(self) -> str:
         while True:
@@ -179,10 +194,9 @@ class Policies:
                 return entry.value.decode()
             await self._ring.clock.sleep(GENESIS_POLL_S)
 
-    async def _fetch_patiently(self, path: str) -> Path:
-        while True:
-            try:
-                return await self._store.fetch(path)
-            except StoreUnavailable as exc:
-                self._ring.log.warning("store_retried", path=path, error=str(exc))
-            await self._ring.clock.sleep(STORE_RETRY_S)
+
+def _read(path: Path) -> Factors:
+    """Read factors. Raises StoreCorrupt if the file is not there, or not one."""
+    if not path.is_file():
+        raise StoreCorrupt(f"{path.name} is missing")
+    return read_factors(path)

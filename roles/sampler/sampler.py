@@ -56,24 +56,12 @@ class Sampler:
         async with asyncio.TaskGroup() as group:
             follower = group.create_task(self._follower.run())
             await until(stop, self._follower.reach(VectorClock()))
-            takers = [group.create_task(self._take(queue, stop)) for queue in (Queue.TASK, Queue.EVAL_TASK)]
-            await asyncio.gather(*takers)
+            queues = (Queue.TASK, Queue.EVAL_TASK)
+            await asyncio.gather(*(self._take(queue, stop) for queue in queues))
             follower.cancel()
 
     async def _take(self, queue: Queue, stop: asyncio.Event) -> None:
-        """Hand every delivery of one queue to a task of its own."""
-        consumer = await self._ring.bus.consume(queue, self._credit(queue))
-        in_hand: set[asyncio.Task[None]] = set()
-        async with asyncio.TaskGroup() as group:
-            while (delivery := await until(stop, consumer.next())) is not None:
-                work = group.create_task(self._handle(delivery, queue))
-                in_hand.add(work)
-                work.add_done_callback(in_hand.discard)
-            await consumer.close()
-            if in_hand:
-                await asyncio.wait(in_hand, timeout=self._drain_s)
-            for work in in_hand:
-                work.cancel()
+        await self._ring.take_each(queue, self._credit(queue), self._handle, stop, self._drain_s)
 
     def _credit(self, queue: Queue) -> int:
         """Groups to keep in hand: one batch that runs and one that waits, so that others get the rest."""

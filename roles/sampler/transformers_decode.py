@@ -118,10 +118,11 @@ class Batch:
         Raises EngineError if the model's output is not finite, RuntimeError if the device fails.
         """
         now = self._monotonic()
-        for row in self._rows:
-            if row.chunk.job.started_at is None:
-                row.chunk.job.started_at = now
-        self._keep([not row.chunk.job.over(now) for row in self._rows], now)
+        jobs = dict.fromkeys(row.chunk.job for row in self._rows)
+        for job in jobs:
+            job.started_at = now if job.started_at is None else job.started_at
+        over = {job for job in jobs if job.over(now)}
+        self._keep([row.chunk.job not in over for row in self._rows], now)
         if not self._rows:
             return
         logits_NV = self._prefill() if self._cache is None else self._decode(self._cache)

@@ -159,7 +159,7 @@ class TransformersEngine:
             while batch.live and not self._closing:
                 batch.step()
         except (EngineError, RuntimeError) as exc:  # torch reports devices and memory as RuntimeError
-            log.exception("batch_failed", requests=len(chunks))
+            log.warning("batch_failed", requests=len(chunks), error=repr(exc))
             for job in self._running:
                 job.fail(EngineError(f"sampling failed: {exc}"))
         with self._changed:

@@ -81,7 +81,8 @@ def _in_top_p(logprobs_NV: Tensor, top_p_N1: Tensor) -> Tensor:
 def draw(logprobs_NV: Tensor, uniforms_N: Tensor) -> tuple[Tensor, Tensor]:
     """Sample by inverse CDF: tokens [N] and their log-probabilities [N] in fp32.
 
-    ``uniforms_N`` lie in [0, 1). A token of zero probability is never drawn.
+    ``uniforms_N`` lie in [0, 1). A token of zero probability is never drawn; where the
+    log-probabilities are NaN, so is the one returned.
     """
     wide = _widest(logprobs_NV.device)
     cdf_NV = logprobs_NV.exp().cumsum(-1, dtype=wide)
@@ -90,6 +91,8 @@ def draw(logprobs_NV: Tensor, uniforms_N: Tensor) -> tuple[Tensor, Tensor]:
     tokens_N1 = torch.searchsorted(cdf_NV, target_N1, right=True)
     # u * total may round up to total: the last token with mass is the answer then, not V.
     tokens_N1 = torch.minimum(tokens_N1, torch.searchsorted(cdf_NV, total_N1))
+    # Sums that are not numbers are found at V, and an index out of bounds ends a CUDA process.
+    tokens_N1 = tokens_N1.clamp(max=logprobs_NV.shape[-1] - 1)
     picked_N1 = logprobs_NV.gather(-1, tokens_N1)
     # A parallel sum on an accelerator need not be monotone to the last bit.
     impossible_N1 = torch.isneginf(picked_N1)

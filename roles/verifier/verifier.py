@@ -76,7 +76,7 @@ class Verifier:
         auditor: Auditor | None = None,
         drain_s: float = 10.0,
     ) -> None:
-        """``trust`` gives a node's public key if known; ``drain_s``: how long a stop waits for groups in hand."""
+        """``trust`` gives a node's known public key; ``drain_s`` bounds the wait for groups in hand."""
         self._ring = ring
         self._rules = rules
         self._decoder = decoder

@@ -44,7 +44,7 @@ async def bare(request, model_dir) -> AsyncIterator[Rig]:
 
 
 @pytest.fixture
-async def rig(bare) -> Rig:
+async def rig(bare):
     """A rig whose engine serves policy v1."""
     await bare.engine.load_policy("v1", some_factors(bare.shapes, 1), newest=True)
     return bare
@@ -116,6 +116,7 @@ async def test_a_prompt_that_does_not_fit_is_refused_and_the_others_go_on(rig):
         for length in (CONTEXT - 8, CONTEXT - 7, CONTEXT + 4)
     ]
     fits, *too_long = await asyncio.gather(*(rig.engine.sample(r) for r in requests), return_exceptions=True)
+    assert isinstance(fits, Sampled)
     assert len(fits.rollouts) == 4
     for error in too_long:
         assert isinstance(error, EngineError)

@@ -29,7 +29,9 @@ def untrained(tmp_path_factory) -> Path:
 @pytest.fixture
 def folder(untrained, tmp_path) -> Path:
     """A copy that a test may change."""
-    return shutil.copytree(untrained, tmp_path / "mine")
+    shutil.copytree(untrained, tmp_path / "mine")
+    directory: Path = tmp_path / "mine"
+    return directory
 
 
 def resolved(directory: Path) -> LocalModel:

@@ -46,6 +46,11 @@ class Scorer:
         if self._pool is not None:
             await self._pool.open()
 
+    async def warm(self) -> None:
+        """Return once all workers are ready; scoring can start before."""
+        if self._pool is not None:
+            await self._pool.warm()
+
     async def close(self) -> None:
         """Stop the workers."""
         if self._pool is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,16 +70,20 @@ async def sampled_by(rig: TransformersRig, factors: Factors, requests: list[Samp
     return list(groups)
 
 
-LORAS = [
-    pytest.param(LORA, 0.0, id="genesis"),
-    pytest.param(LORA, 0.1, id="all-linear"),
-    pytest.param(LoraSpec(rank=4, alpha=8, rslora=True), 0.1, id="rslora"),
-    pytest.param(LoraSpec(rank=2, alpha=8, target_modules=("q_proj", "down_proj")), 0.2, id="two-modules"),
-]
+TWO_MODULES = LoraSpec(rank=2, alpha=8, target_modules=("q_proj", "down_proj"))
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
-@pytest.mark.parametrize(("lora", "size"), LORAS)
+@pytest.mark.parametrize(
+    ("lora", "size", "temperature"),
+    [
+        pytest.param(LORA, 0.0, 1.0, id="genesis"),
+        pytest.param(LORA, 0.1, 1.0, id="all-linear"),
+        pytest.param(LORA, 0.1, 0.7, id="colder"),
+        pytest.param(LORA, 0.1, 1.3, id="hotter"),
+        pytest.param(LoraSpec(rank=4, alpha=8, rslora=True), 0.1, 1.0, id="rslora"),
+        pytest.param(TWO_MODULES, 0.2, 1.0, id="two-modules"),
+    ],
+)
 async def test_logprobs_equal_a_plain_forward_pass_of_peft(model_dir, lora, size, temperature):
     rig = TransformersRig(model_dir, lora=lora)
     factors = some_factors(rig.shapes, 1, size)
@@ -147,7 +151,7 @@ async def test_sampled_frequencies_follow_the_distribution(model_dir):
 
 
 def test_the_factors_have_the_names_and_shapes_that_peft_gives_them(model_dir):
-    for lora in (LORA, LoraSpec(rank=2, alpha=8, target_modules=("q_proj", "down_proj"))):
+    for lora in (LORA, TWO_MODULES):
         rig = TransformersRig(model_dir, lora=lora)
         theirs = {
             n: tuple(t.shape) for n, t in get_peft_model_state_dict(a_peft_model(model_dir, lora)).items()
@@ -217,7 +221,12 @@ async def test_a_prompt_is_prefilled_once_for_its_whole_group(model_dir, monkeyp
     rig = TransformersRig(model_dir)
     seen = []
     prefill = rig.model.prefill
-    monkeypatch.setattr(rig.model, "prefill", lambda p, repeats: seen.append(repeats) or prefill(p, repeats))
+
+    def watched(prompts, repeats):
+        seen.append(repeats)
+        return prefill(prompts, repeats)
+
+    monkeypatch.setattr(rig.model, "prefill", watched)
     await sampled_by(rig, some_factors(rig.shapes), [a_request(count=8), a_request(count=3)])
     assert seen == [[8, 3]]
 
@@ -267,7 +276,12 @@ def raiser(error: Exception):
 
 
 def open_engine(model_dir, **changes) -> TransformersEngine:
-    arguments = {"lora": LORA, "eos_ids": EOS_IDS, "rows_max": 8, "groups_per_batch": 2} | changes
+    arguments: dict[str, Any] = {
+        "lora": LORA,
+        "eos_ids": EOS_IDS,
+        "rows_max": 8,
+        "groups_per_batch": 2,
+    } | changes
     return TransformersEngine.open(model_dir, device="cpu", dtype="float32", threads=1, **arguments)
 
 
@@ -298,5 +312,4 @@ async def test_two_engines_on_one_model_agree_bit_for_bit(model_dir):
     for _ in range(2):
         rig = TransformersRig(model_dir, groups_per_batch=1)
         groups.append(await sampled_by(rig, some_factors(rig.shapes, 1), [a_request(count=8)]))
-    first, second = (group.rollouts for group in islice((g for pair in groups for g in pair), 2))
-    assert first == second
+    assert groups[0][0].rollouts == groups[1][0].rollouts

@@ -34,7 +34,7 @@ def reference(logits: np.ndarray, p: SamplingParams) -> np.ndarray:
         mass += probabilities[token]
         if mass / total >= p.top_p:
             break
-    result = np.zeros_like(probabilities)
+    result = np.zeros(len(logits))
     result[nucleus] = probabilities[nucleus] / probabilities[nucleus].sum()
     return result
 
@@ -89,3 +89,9 @@ def test_a_draw_is_the_inverse_of_the_cumulative_distribution():
     probabilities = torch.tensor([[0.25, 0.5, 0.25]]).expand(4, 3)
     tokens, _ = draw(probabilities.log(), torch.tensor([0.1, 0.3, 0.7, 0.8], dtype=torch.float64))
     assert tokens.tolist() == [0, 1, 1, 2]
+
+
+def test_a_row_that_is_not_a_number_gives_a_logprob_that_is_none_and_a_valid_token():
+    tokens, logprobs = draw(torch.full((2, 5), torch.nan), torch.tensor([0.1, 0.9], dtype=torch.float64))
+    assert ((tokens >= 0) & (tokens < 5)).all()
+    assert logprobs.isnan().all()

@@ -43,36 +43,78 @@ def not_a_number(completion: str, answer: str | None) -> float:
 
 
 def chatty(completion: str, answer: str | None) -> float:
-    print('{"value": 99.0, "unscorable": null, "note": ""}' * 1000, flush=True)
+    print('{"value": 99.0, "unscorable": null, "note": ""}' * 1000, flush=True)  # noqa: T201 that is its fault
     return 1.0
 
 
 def obedient(completion: str, answer: str | None) -> float:
     """Does what the completion says: one function that every fault can be sent to."""
     command, _, argument = completion.partition(" ")
-    if command == "sleep":
-        time.sleep(float(argument))
-    elif command == "spin":
-        while True:
-            pass
-    elif command == "power":
-        return float(9**9**9 > 0)  # one C call that holds the interpreter
-    elif command == "eat":
-        return float(len(b"x" * (1 << 40)))
-    elif command == "exit":
-        raise SystemExit(int(argument))
-    elif command == "die-once":
-        if not Path(argument).exists():
-            Path(argument).touch()
-            os.kill(os.getpid(), signal.SIGSEGV)
-    elif command == "die":
-        os.kill(os.getpid(), signal.SIGSEGV)
-    elif command == "child":
-        child = subprocess.Popen(["sleep", "60"])
-        Path(argument).write_text(str(child.pid))
-        time.sleep(60)
-    elif command == "raise":
-        raise ValueError("first line\nsecond line")
-    elif command == "pid":
-        return float(os.getpid())
+    return COMMANDS[command](argument)
+
+
+def power(argument: str) -> float:
+    """One C call that holds the interpreter."""
+    return float(9**9**9 > 0)
+
+
+def sleep(argument: str) -> float:
+    time.sleep(60)
     return 1.0
+
+
+def spin(argument: str) -> float:
+    while True:
+        pass
+
+
+def tell_and_sleep(argument: str) -> float:
+    Path(argument).write_text("started")
+    return sleep("")
+
+
+def tell_and_power(argument: str) -> float:
+    Path(argument).write_text("started")
+    return power("")
+
+
+def die(argument: str) -> float:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return 1.0
+
+
+def die_once(argument: str) -> float:
+    if not Path(argument).exists():
+        Path(argument).touch()
+        die("")
+    return 1.0
+
+
+def start_a_child(argument: str) -> float:
+    child = subprocess.Popen(["sleep", "60"])
+    Path(argument).write_text(str(child.pid))
+    return sleep("")
+
+
+def leave(argument: str) -> float:
+    raise SystemExit(0)
+
+
+def fail(argument: str) -> float:
+    raise ValueError("first line\nsecond line")
+
+
+COMMANDS = {
+    "child": start_a_child,
+    "die": die,
+    "die-once": die_once,
+    "eat": lambda _: float(len(b"x" * (1 << 40))),
+    "exit": leave,
+    "pid": lambda _: float(os.getpid()),
+    "power": power,
+    "raise": fail,
+    "sleep": sleep,
+    "spin": spin,
+    "tell-and-power": tell_and_power,
+    "tell-and-sleep": tell_and_sleep,
+}

@@ -58,7 +58,9 @@ async def test_metadata_never_collides_with_completion_and_answer():
     assert await score(f"{FUNCTIONS}:everything", "x", "x", completion="other", topic="algebra") == Score(1.0)
 
 
-@pytest.mark.parametrize(("function", "note"), [("nothing", "returned None"), ("not_a_number", "returned nan")])
+@pytest.mark.parametrize(
+    ("function", "note"), [("nothing", "returned None"), ("not_a_number", "returned nan")]
+)
 async def test_what_is_no_number_is_unscorable_and_not_zero(function: str, note: str):
     found = await score(f"{FUNCTIONS}:{function}", "x", "x")
     assert found == Score(None, Unscorable.REWARD_FAILED, note)

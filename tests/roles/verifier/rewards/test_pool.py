@@ -24,9 +24,10 @@ FUNCTIONS = "tests.roles.verifier.rewards.reward_functions"
 LIMIT_S = 1.0
 MATH = RewardSpec(name="math", timeout_s=LIMIT_S, memory_bytes_max=512 << 20)
 OBEDIENT = RewardSpec(name=f"{FUNCTIONS}:obedient", timeout_s=LIMIT_S, memory_bytes_max=256 << 20)
+PATIENT = RewardSpec(name=f"{FUNCTIONS}:obedient", timeout_s=30.0)
 CHATTY = RewardSpec(name=f"{FUNCTIONS}:chatty")
 MISSING = RewardSpec(name=f"{FUNCTIONS}:missing_column")
-ALL = (OBEDIENT, CHATTY, MISSING)
+ALL = (OBEDIENT, PATIENT, CHATTY, MISSING)
 TIMEOUT = Score(0.0, note="timeout")
 
 
@@ -44,33 +45,39 @@ async def do(pool: WorkerPool, command: str) -> Score:
 
 
 async def gone(pid: int) -> None:
-    """Return once no process ``pid`` is left (a zombie counts as gone)."""
-    while True:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return
-        if state == "Z":
-            return
-        await asyncio.sleep(0.01)
+    """Return once process ``pid`` has ended."""
+    ended = asyncio.Event()
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    asyncio.get_running_loop().add_reader(handle, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        asyncio.get_running_loop().remove_reader(handle)
+        os.close(handle)
 
 
 # --- limits -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["sleep 60", "spin", "power"])
+@pytest.mark.parametrize("command", ["sleep", "spin", "power"])
 async def test_a_hanging_sample_scores_zero_at_its_limit(pool: WorkerPool, command: str):
+    await pool.warm()
     began = time.monotonic()
     assert await do(pool, command) == TIMEOUT
     assert LIMIT_S <= time.monotonic() - began < LIMIT_S + 1.0
 
 
 async def test_hanging_samples_do_not_delay_their_neighbours(pool: WorkerPool):
-    hanging = [asyncio.create_task(do(pool, "sleep 60")) for _ in range(3)]
+    hanging = [asyncio.create_task(pool.score(PATIENT, Item("sleep", "x"))) for _ in range(2)]
     neighbours = [asyncio.create_task(do(pool, "pid")) for _ in range(8)]
     assert all(score.value for score in await asyncio.gather(*neighbours))
-    assert not all(task.done() for task in hanging)  # one worker, three hangs: in turn they would need 3 s
-    assert await asyncio.gather(*hanging) == [TIMEOUT] * 3
+    assert not any(task.done() for task in hanging)  # one worker: in turn the neighbours would come last
+    for task in hanging:
+        task.cancel()
+    await asyncio.gather(*hanging, return_exceptions=True)
 
 
 async def test_a_killed_worker_is_replaced(pool: WorkerPool):
@@ -85,7 +92,7 @@ async def test_a_killed_worker_is_replaced(pool: WorkerPool):
 
 async def test_a_memory_bomb_is_contained(pool: WorkerPool):
     assert await do(pool, "eat") == Score(0.0, note="memory")
-    assert (await do(pool, "anything")).value == 1.0
+    assert (await do(pool, "pid")).value
 
 
 async def test_what_a_reward_prints_is_not_taken_for_a_reply(pool: WorkerPool):
@@ -113,21 +120,21 @@ async def test_a_worker_that_dies_once_costs_nothing(pool: WorkerPool, tmp_path:
     assert (await do(pool, f"die-once {tmp_path / 'died'}")).value == 1.0
 
 
-@pytest.mark.parametrize("command", ["die", "exit 0"])
+@pytest.mark.parametrize("command", ["die", "exit"])
 async def test_an_item_that_kills_its_worker_twice_is_unscorable(pool: WorkerPool, command: str):
     assert (await do(pool, command)).unscorable is Unscorable.REWARD_FAILED
-    assert (await do(pool, "anything")).value == 1.0
+    assert (await do(pool, "pid")).value
 
 
-async def test_a_cancelled_score_leaves_no_busy_worker(pool: WorkerPool):
-    (first,) = [int((await do(pool, "pid")).value or 0)]
-    task = asyncio.create_task(do(pool, "sleep 60"))
-    while first in {worker.pid for worker in pool._idle}:
-        await asyncio.sleep(0)
+async def test_a_cancelled_score_leaves_no_busy_worker(pool: WorkerPool, tmp_path: Path):
+    os.mkfifo(tmp_path / "started")
+    task = asyncio.create_task(do(pool, f"tell-and-sleep {tmp_path / 'started'}"))
+    await asyncio.to_thread((tmp_path / "started").read_text)
+    (busy,) = pool._busy
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    await gone(first)
-    assert (await do(pool, "anything")).value == 1.0
+    await gone(busy.pid)
+    assert (await do(pool, "pid")).value
 
 
 async def test_a_reward_that_cannot_be_imported_stops_the_start():
@@ -140,23 +147,20 @@ async def test_a_reward_that_cannot_be_imported_stops_the_start():
 
 async def test_power_towers_and_factorials_time_out_and_the_next_item_is_right():
     async with WorkerPool([MATH], workers=1) as pool:
+        await pool.warm()
         for completion in (r"\boxed{9^{9^{9^{9}}}}", r"\boxed{(10^{9})!}"):
-            await pool.warm()
             began = time.monotonic()
             assert await pool.score(MATH, Item(completion, "1")) == TIMEOUT
             assert time.monotonic() - began < LIMIT_S + 1.0
             assert await pool.score(MATH, Item(r"\boxed{2}", "2")) == Score(1.0)
 
 
-def test_math_is_right_in_a_thread_that_is_not_the_main_one():
+async def test_math_is_right_in_a_thread_that_is_not_the_main_one():
     async def score() -> float | None:
         async with Scorer([MATH], workers=1) as scorer:
             return (await scorer.score([Item(r"\boxed{2}", "2")]))[0].reward
 
-    async def outside() -> float | None:
-        return await asyncio.to_thread(asyncio.run, score())
-
-    assert asyncio.run(outside()) == 1.0
+    assert await asyncio.to_thread(lambda: asyncio.run(score())) == 1.0
 
 
 # --- orphans ------------------------------------------------------------------------------------
@@ -171,25 +175,25 @@ SPEC = RewardSpec(name="{FUNCTIONS}:obedient", timeout_s=2.0)
 
 async def main():
     async with WorkerPool([SPEC], workers=2) as pool:
-        busy = asyncio.create_task(pool.score(SPEC, Item(sys.argv[1], "x")))
-        while len(pool._busy) < 1 or len(pool.pids) < 3:
-            await asyncio.sleep(0.01)
+        await pool.warm()
         print(*pool.pids, flush=True)
-        await asyncio.sleep(60)
+        await pool.score(SPEC, Item(sys.argv[1], "x"))
 
 asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("command", ["sleep 60", "power"])
-async def test_no_worker_survives_a_parent_that_was_killed(command: str):
+@pytest.mark.parametrize("command", ["tell-and-sleep", "tell-and-power"])
+async def test_no_worker_survives_a_parent_that_was_killed(command: str, tmp_path: Path):
+    os.mkfifo(tmp_path / "started")
     parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PARENT, command, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", PARENT, f"{command} {tmp_path / 'started'}", stdout=asyncio.subprocess.PIPE
     )
     assert parent.stdout is not None
     pids = [int(pid) for pid in (await parent.stdout.readline()).split()]
-    assert len(pids) == 3
-    os.kill(parent.pid, signal.SIGKILL)
+    await asyncio.to_thread((tmp_path / "started").read_text)
+    parent.send_signal(signal.SIGKILL)
     await parent.wait()
+    assert len(pids) == 3
     async with asyncio.timeout(5.0):
         await asyncio.gather(*(gone(pid) for pid in pids))

@@ -1,0 +1,1 @@
+"""Real processes, a real broker, a real adapter store on disk, a tiny model that really learns."""
