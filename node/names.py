@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import IO
 
 from node.settings import NodeSettings
-from protocol.clock import NAME_PATTERN
 from protocol.errors import OperatorError
 
 _HELD: list[IO[str]] = []
@@ -21,14 +20,9 @@ def claim_home(settings: NodeSettings) -> Path:
     """The node's own directory, named like the node and locked for as long as this process lives.
 
     Without a name the first free one of ``<host>-<role>``, ``<host>-<role>-2``… is taken, so that a
-    learner that starts again continues as itself. Raises OperatorError if the name is no name or its
-    process still runs.
+    learner that starts again continues as itself. Raises OperatorError if a process of this name runs.
     """
     if settings.name is not None:
-        if not NAME_PATTERN.fullmatch(settings.name):
-            raise OperatorError(
-                f"--name {settings.name!r}: a name is lower-case letters, digits and dashes, at most 48"
-            )
         home = settings.places.node(settings.run, settings.name)
         if not _lock(home):
             raise OperatorError(f"a node named {settings.name} already runs here; choose another --name")

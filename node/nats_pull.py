@@ -1,4 +1,4 @@
-"""A taker's share of a work queue: our own pull loop, and the deliveries it hands out.
+"""A taker's share of a work queue: our own pull loop.
 
 One pull request is outstanding at a time and asks for the free credit. Messages arrive under the
 stream's subject, statuses under the request's own inbox, so a status is always attributable. The
@@ -11,11 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import structlog
 from nats.aio.msg import Msg
@@ -23,6 +20,7 @@ from nats.aio.subscription import Subscription
 
 from node.nats_answers import status
 from node.nats_blob import BLOB_HEADER, BlobRef, Blobs
+from node.nats_delivery import NatsDelivery
 from node.nats_link import Link
 from protocol.errors import BrokerAbsent, BusError
 
@@ -38,75 +36,6 @@ UNREADABLE = b""
 """Delivered for a payload that cannot be read: no message decodes from it, so the node buries it."""
 
 log = structlog.get_logger("nats")
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What an acknowledgement subject says about its message."""
-
-    stream_sequence: int
-    deliveries: int
-
-    @classmethod
-    def parse(cls, reply: str) -> Receipt:
-        """``$JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>…``, two tokens longer with a domain."""
-        tokens = reply.split(".")
-        start = 4 if len(tokens) < 11 else 6  # noqa: PLR2004 the two layouts that servers send
-        return cls(stream_sequence=int(tokens[start + 1]), deliveries=int(tokens[start]))
-
-
-class NatsDelivery:
-    """One message, to be settled once; see ``protocol.ports.Delivery``."""
-
-    def __init__(self, link: Link, msg: Msg, on_settled: Callable[[], None]) -> None:
-        self._link = link
-        self._reply = msg.reply
-        self._on_settled = on_settled
-        self._settled = False
-        self.receipt = Receipt.parse(msg.reply)
-        self.data = msg.data
-        """The payload, fetched already if it travelled by reference."""
-        self.forget: Callable[[], Coroutine[Any, Any, None]] | None = None
-        """Removes the payload from the blob bucket, if it is there."""
-
-    @property
-    def deliveries(self) -> int:
-        """How often this message was handed out, this time included."""
-        return self.receipt.deliveries
-
-    async def ack(self) -> None:
-        """Done for good, confirmed by the broker. Raises BrokerAbsent, UnknownOutcome."""
-        try:
-            await self._link.request(self._reply, b"+ACK")
-        finally:
-            self._settle()
-        if self.forget is not None:
-            await self.forget()
-
-    async def release(self, delay_s: float = 0.0) -> None:
-        """Give it to somebody else; best effort."""
-        self._settle()
-        await self._say(f'-NAK {{"delay": {int(delay_s * 1e9)}}}'.encode() if delay_s > 0 else b"-NAK")
-
-    async def reject(self) -> None:
-        """Never deliver it again; best effort."""
-        self._settle()
-        await self._say(b"+TERM")
-        if self.forget is not None:
-            await self.forget()
-
-    async def in_progress(self) -> None:
-        """Restart ack_wait; best effort."""
-        await self._say(b"+WPI")
-
-    async def _say(self, word: bytes) -> None:
-        with suppress(BusError):
-            await self._link.send(self._reply, word)
-
-    def _settle(self) -> None:
-        if not self._settled:
-            self._settled = True
-            self._on_settled()
 
 
 class NatsConsumer:
@@ -154,7 +83,7 @@ class NatsConsumer:
             delivery, received_at = item
             if asyncio.get_running_loop().time() - received_at < self._ack_wait_s:
                 return delivery
-            delivery._settle()  # noqa: SLF001 its ack_wait is over, somebody else has it by now
+            delivery.settle()  # its ack_wait is over, somebody else has it by now
 
     async def close(self) -> None:
         """Stop asking and give back what next() never handed out."""
@@ -171,10 +100,7 @@ class NatsConsumer:
             task.cancel()
         if self._fetching:
             await asyncio.wait(self._fetching)
-        while not self._ready.empty():
-            item = self._ready.get_nowait()
-            if item is not None:
-                await item[0].release()
+        await self._give_back()
         self._ready.put_nowait(None)
 
     async def _ask_for_ever(self) -> None:
@@ -197,6 +123,7 @@ class NatsConsumer:
             return
         if self._stale_inbox:
             await self._renew_inbox()
+            await self._give_back()  # a restarted broker may not know that it handed these out
         if self._owed and now - self._heard_at >= SILENT_S:
             log.warning("pull_request_lost", stream=self._stream)
             await self._renew_inbox()
@@ -214,6 +141,13 @@ class NatsConsumer:
         self._subscription = await self._link.subscribe(f"{self._inbox}.*", self._on_message)
         self._owed = 0
         self._stale_inbox = False
+
+    async def _give_back(self) -> None:
+        """Release what next() has not handed out."""
+        while not self._ready.empty():
+            item = self._ready.get_nowait()
+            if item is not None:
+                await item[0].release()
 
     async def _ask(self, batch: int, now: float) -> None:
         self._requests += 1
@@ -267,7 +201,7 @@ class NatsConsumer:
         try:
             data = None if ref is None else await self._blobs.get(ref)
             if data is None and await self._is_settled(delivery):
-                delivery._settle()  # noqa: SLF001 another taker acknowledged it and removed the payload
+                delivery.settle()  # another taker acknowledged it and removed the payload
                 return
         except BusError:
             await delivery.release(BLOB_RETRY_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -10,7 +11,7 @@ from node.models import pin
 from node.nats_bus import NatsBus
 from node.stores import create_store, open_store
 from protocol.codec import decode_as, encode
-from protocol.errors import OperatorError, WrongRevision
+from protocol.errors import OperatorError, StoreConflict, WrongRevision
 from protocol.identity import Identity
 from protocol.manifest import EntryKind, Manifest
 from protocol.messages import RunState
@@ -68,7 +69,9 @@ async def create_run(bus: NatsBus, spec: RunSpec, identity: Identity, cache: Pat
         author=identity.node,
         files=Manifest.describe(files),
     )
-    await store.publish(manifest.signed(identity), files)
+    # Whoever created the same settings first, perhaps at a broker that lost its disk, signed them.
+    with suppress(StoreConflict):
+        await store.publish(manifest.signed(identity), files)
     await bus.create_run(spec)
     try:
         await bus.put(Bucket.RUN, SPEC_KEY, encode(state, identity), expected=0)

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from protocol.clock import NAME_PATTERN
 from protocol.errors import OperatorError
 
 Role = Literal["learner", "sampler", "verifier"]
 ROLES: tuple[Role, ...] = get_args(Role)
+
+NAME_RULE = "a name is lower-case letters, digits and dashes, at most 48, and no dash first"
 
 ENV_HOME = "GRPO_HOME"
 ENV_BROKER = "GRPO_BROKER"
@@ -67,6 +70,10 @@ class NodeSettings:
             raise OperatorError(f"no such role: {unknown[0]!r}; roles are {', '.join(ROLES)}")
         if not self.roles:
             raise OperatorError(f"a node needs at least one --role: {', '.join(ROLES)}")
+        if not NAME_PATTERN.fullmatch(self.run):
+            raise OperatorError(f"--run {self.run!r}: {NAME_RULE}")
+        if self.name is not None and not NAME_PATTERN.fullmatch(self.name):
+            raise OperatorError(f"--name {self.name!r}: {NAME_RULE}")
         if self.threads is not None and self.threads < 1:
             raise OperatorError("--threads must be at least 1")
 

@@ -14,7 +14,11 @@ LEVELS = ("debug", "info", "warning", "error")
 def set_up_logs(level: str = "info", *, pretty: bool | None = None) -> None:
     """Configure structlog for this process; ``pretty`` None decides by the terminal."""
     pretty = sys.stderr.isatty() if pretty is None else pretty
-    renderer: Any = structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer()
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        if pretty
+        else structlog.processors.JSONRenderer()
+    )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

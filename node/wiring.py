@@ -65,9 +65,9 @@ async def build_node(settings: NodeSettings) -> Node:
 
     Raises OperatorError with one clear line for whatever the operator must change.
     """
+    access = BrokerAccess(settings.broker, token=settings.token)
     home = await asyncio.to_thread(claim_home, settings)
     identity = await asyncio.to_thread(load_or_create_identity, home / "identity.nk", home.name)
-    access = BrokerAccess(settings.broker, token=settings.token)
     bus = await NatsBus.connect(access, settings.run, node=identity.node)
     try:
         spec = await read_spec(bus, settings)

@@ -13,7 +13,14 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from protocol.errors import OperatorError, one_line
-from protocol.limits import COMPLETION_TOKENS_MAX, COUNT_MAX, GROUP_SIZE_MAX, NAME_MAX, PROMPT_TOKENS_MAX
+from protocol.limits import (
+    BATCH_WRITES_MAX,
+    COMPLETION_TOKENS_MAX,
+    COUNT_MAX,
+    GROUP_SIZE_MAX,
+    NAME_MAX,
+    PROMPT_TOKENS_MAX,
+)
 
 Name = Annotated[str, Field(pattern=rf"^[a-z0-9][a-z0-9-]{{0,{NAME_MAX - 1}}}$")]
 Positive = Annotated[float, Field(gt=0)]
@@ -136,6 +143,13 @@ class LearnerSpec(Spec):
     """Updates between saved optimizer states, from which a restarted learner resumes."""
     update_weight: Positive | None = None
     """Weight of this run's updates; absent means one over the number of live learners."""
+
+    @model_validator(mode="after")
+    def _fits_a_commit(self) -> Self:
+        groups_max = BATCH_WRITES_MAX - 1
+        if self.groups_per_update * self.publish_every > groups_max:
+            raise ValueError(f"groups_per_update * publish_every is at most {groups_max}: one atomic commit")
+        return self
 
 
 class LossSpec(Spec):

@@ -61,21 +61,32 @@ class Ring:
 
     async def receive(self, delivery: Delivery, queue: Queue, kind: type[M]) -> tuple[M, Signed] | None:
         """The message of a delivery, or None after burying one that no node can use."""
+        received = await self.read(delivery, queue, kind)
+        if received is None or await self.given_up(delivery, queue, _group_id(received[0])):
+            return None
+        return received
+
+    async def read(self, delivery: Delivery, queue: Queue, kind: type[M]) -> tuple[M, Signed] | None:
+        """The message of a delivery however often it came, or None after burying what is not of this run."""
         try:
             signed = decode(delivery.data)
             message = signed.expect(kind)
         except DecodeError as exc:
             await self.bury(delivery, queue, DeadReason.UNDECODABLE, str(exc), None)
             return None
-        group_id: str | None = getattr(message, "group_id", None)
         if getattr(message, "run", None) != self.spec.name:
-            await self.bury(delivery, queue, DeadReason.WRONG_RUN, "a message of another run", group_id)
-            return None
-        if delivery.deliveries > self.spec.sampling.deliveries_max:
-            detail = f"delivered {delivery.deliveries} times without success"
-            await self.bury(delivery, queue, DeadReason.TOO_MANY_DELIVERIES, detail, group_id)
+            detail = "a message of another run"
+            await self.bury(delivery, queue, DeadReason.WRONG_RUN, detail, _group_id(message))
             return None
         return message, signed
+
+    async def given_up(self, delivery: Delivery, queue: Queue, group_id: str | None) -> bool:
+        """Whether a message came too often without success; it is buried then."""
+        if delivery.deliveries <= self.spec.sampling.deliveries_max:
+            return False
+        detail = f"delivered {delivery.deliveries} times without success"
+        await self.bury(delivery, queue, DeadReason.TOO_MANY_DELIVERIES, detail, group_id)
+        return True
 
     async def consume(self, queue: Queue, credit: int) -> Consumer:
         """Take part in a queue, however long the broker takes to answer."""
@@ -188,6 +199,10 @@ class Ring:
             },
         )
         await self.bus.emit(self.role, self.identity.node, encode(event, self.identity))
+
+
+def _group_id(message: Message) -> str | None:
+    return getattr(message, "group_id", None)
 
 
 async def nap(clock: Clock, seconds: float, wake: asyncio.Event) -> None:

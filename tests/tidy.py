@@ -25,7 +25,6 @@ MAY_CATCH_ALL = {
     "node/runtime.py": "turns the crash of a role into a log line and an exit status",
     "node/cli/main.py": "hands whatever ended the process to node/runtime.py:explain",
     "node/cli/show.py": "the same, for commands that show progress",
-    "roles/verifier/rewards/latex.py": "its parser raises bare Exception on text that it cannot read",
     "node/off_loop.py": "carries what a thread raises to the caller who waits for it",
 }
 """Catching everything and raising it again is cleaning up, and needs no entry here."""

@@ -6,13 +6,12 @@ Whatever a person gets wrong is answered with one line on standard error and exi
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, cast
 
-import click
 import typer
 
 from node.cli import adapters_command, broker_command, demo_command, run_commands
-from node.runtime import EXIT_OPERATOR, explain
+from node.runtime import EXIT_IMPATIENT, EXIT_OPERATOR, explain
 from node.settings import ROLES
 from protocol.errors import OperatorError
 
@@ -91,23 +90,24 @@ def node(
     )
 
 
+# Typer may carry a click of its own, so click's exceptions are reached through the one typer exports.
+UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
     try:
         code = app(args=arguments, standalone_mode=False)
-    except click.exceptions.Abort:
-        sys.exit(130)
-    except click.UsageError as exc:
-        if not exc.message:  # no arguments: click already showed the help
+    except typer.Abort:
+        sys.exit(EXIT_IMPATIENT)
+    except UsageError as exc:
+        if not exc.message:  # no arguments: the help was shown already
             sys.exit(EXIT_OPERATOR)
         where = exc.ctx.command_path if exc.ctx else "grpo-node"
         print(f"grpo-node: {exc.format_message()} (see: {where} --help)", file=sys.stderr)
         sys.exit(EXIT_OPERATOR)
-    except click.ClickException as exc:
-        print(f"grpo-node: {exc.format_message()}", file=sys.stderr)
-        sys.exit(EXIT_OPERATOR)
-    except BaseException as exc:
-        if isinstance(exc, SystemExit):
-            raise
+    except SystemExit:
+        raise
+    except BaseException as exc:  # noqa: BLE001 explained in one place, never swallowed
         sys.exit(explain(exc))
     sys.exit(code if isinstance(code, int) else 0)

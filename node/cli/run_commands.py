@@ -47,7 +47,7 @@ def play(
         token=token or environment.token,
         name=name,
         device=device,
-        threads=threads or free_threads(environment),
+        threads=free_threads(environment) if threads is None else threads,
         rows_max=rows,
         grace_s=grace_s,
         places=environment.places,

@@ -19,7 +19,15 @@ def groups_in_flight(depths: Iterable[QueueDepth]) -> int:
     return sum(depth.total for depth in depths)
 
 
-def tasks_to_issue(in_flight: int, *, max_staleness: int, groups_per_update: int, learners: int) -> int:
-    """Room below the admission bound ``(max_staleness + 1) * groups_per_update * learners``."""
-    bound = (max_staleness + 1) * groups_per_update * max(1, learners)
-    return max(0, bound - in_flight)
+def tasks_to_issue(
+    in_flight: int, *, max_staleness: int, publish_every: int, groups_per_update: int, learners: int
+) -> int:
+    """One learner's share of the room below the admission bound,
+    ``(max_staleness + publish_every) * groups_per_update * learners`` groups.
+
+    A learner holds ``publish_every`` steps of groups before their commit frees their places, so with less
+    than that it would wait for ever. With ``publish_every`` 1 this is the familiar ``max_staleness + 1``.
+    """
+    learners = max(1, learners)
+    bound = (max_staleness + publish_every) * groups_per_update * learners
+    return max(0, -(-(bound - in_flight) // learners))

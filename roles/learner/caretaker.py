@@ -7,6 +7,8 @@ newest committed head; work for an older head that was not begun yet is skipped.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from protocol.clock import VectorClock
 from protocol.messages import Head
@@ -18,23 +20,50 @@ from roles.policy.compose import Factors
 from roles.ring import Ring, until
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A committed update, and what stands behind it."""
+
+    head: Head
+    version: float
+    """Of the policy at ``head.clock``."""
+    state: State
+    policy: Factors
+
+
 class Caretaker:
     """One learner's housekeeping."""
 
-    def __init__(self, ring: Ring, store: AdapterStore, offload: Offload, evaluator: Evaluator) -> None:
-        """Idle until ``committed`` is called."""
+    def __init__(
+        self,
+        ring: Ring,
+        store: AdapterStore,
+        offload: Offload,
+        evaluator: Evaluator,
+        leads: Callable[[], bool],
+    ) -> None:
+        """Idle until ``committed`` is called; evaluates only while ``leads()``."""
         self._ring = ring
         self._store = store
         self._offload = offload
         self._evaluator = evaluator
+        self._leads = leads
         self._wake = asyncio.Event()
-        self._newest: tuple[Head, State, Factors] | None = None
-        self._saved = 0
+        self._one_at_a_time = asyncio.Lock()
+        self._newest: Committed | None = None
+        self._saved = self._exported = self._evaluated = 0
         self._evaluation: Evaluation | None = None
 
-    def committed(self, head: Head, state: State, policy: Factors) -> None:
-        """A head was committed; called on the loop, returns at once."""
-        self._newest = (head, state, policy)
+    def start_at(self, count: int) -> None:
+        """This learner resumes at its update ``count``: what was due before was done before. Its state is
+        saved with the next update all the same, for the one it found may be older."""
+        exports, evaluations = self._ring.spec.learner.export_every, self._ring.spec.eval.every
+        self._exported = count - count % max(1, exports)
+        self._evaluated = count - count % max(1, evaluations)
+
+    def committed(self, newest: Committed) -> None:
+        """An update was committed; called on the loop, returns at once."""
+        self._newest = newest
         self._wake.set()
 
     async def evaluate(self, clock: VectorClock, version: float) -> None:
@@ -44,41 +73,47 @@ class Caretaker:
 
     async def run(self) -> None:
         """Keep house for ever; cancel to stop."""
-        settings = self._ring.spec.learner
-        exported = evaluated = 0
         while True:
             await self._wake.wait()
             self._wake.clear()
-            assert self._newest is not None
-            head, state, policy = self._newest
-            if head.count - self._saved >= settings.state_every:
-                await self._save(head, state)
-            if settings.export_every and head.count - exported >= settings.export_every:
-                await export(self._ring, self._store, self._offload, head, policy)
-                exported = head.count
-            every = self._ring.spec.eval.every
-            idle = self._evaluation is None or self._evaluation.done.is_set()
-            if every and idle and head.count - evaluated >= every:
-                await self.evaluate(head.clock, head.weight)
-                evaluated = head.count
+            async with self._one_at_a_time:
+                assert self._newest is not None
+                await self._look_after(self._newest)
+
+    async def _look_after(self, newest: Committed) -> None:
+        settings, head = self._ring.spec.learner, newest.head
+        if head.count - self._saved >= settings.state_every:
+            await self._save(newest)
+        if settings.export_every and head.count - self._exported >= settings.export_every:
+            await self._export(newest)
+        every = self._ring.spec.eval.every
+        idle = self._evaluation is None or self._evaluation.done.is_set()
+        if every and idle and self._leads() and head.count - self._evaluated >= every:
+            await self.evaluate(head.clock, newest.version)
+            self._evaluated = head.count
 
     async def finish(self, stop: asyncio.Event, *, finished: bool) -> None:
-        """After the last commit: save the state; if the run is finished, export and evaluate too."""
-        if self._newest is None:
-            return
-        head, state, policy = self._newest
-        if head.count > self._saved:
-            await self._save(head, state)
-        if not finished:
-            return
-        await export(self._ring, self._store, self._offload, head, policy)
-        if self._evaluation is not None:
-            await until(stop, self._evaluation.done.wait())
-        if self._evaluation is None or self._evaluation.clock != head.clock:
-            await self.evaluate(head.clock, head.weight)
-        if self._evaluation is not None:
-            await until(stop, self._evaluation.done.wait())
+        """After the last commit: save the state; if this learner ends the run, export and evaluate too."""
+        async with self._one_at_a_time:
+            newest = self._newest
+            if newest is None:
+                return
+            if newest.head.count > self._saved:
+                await self._save(newest)
+            if not finished:
+                return
+            await self._export(newest)
+            if self._evaluation is not None:
+                await until(stop, self._evaluation.done.wait())
+            if self._evaluation is None or self._evaluation.clock != newest.head.clock:
+                await self.evaluate(newest.head.clock, newest.version)
+            if self._evaluation is not None:
+                await until(stop, self._evaluation.done.wait())
 
-    async def _save(self, head: Head, state: State) -> None:
-        await save_state(self._ring, self._store, self._offload, head, state)
-        self._saved = head.count
+    async def _save(self, newest: Committed) -> None:
+        if await save_state(self._ring, self._store, self._offload, newest.head, newest.state):
+            self._saved = newest.head.count
+
+    async def _export(self, newest: Committed) -> None:
+        await export(self._ring, self._store, self._offload, newest.head, newest.policy)
+        self._exported = newest.head.count

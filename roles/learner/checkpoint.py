@@ -9,19 +9,20 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from protocol.clock import GENESIS
 from protocol.codec import decode_as
-from protocol.errors import StoreError, WrongRevision
+from protocol.errors import StoreConflict, StoreCorrupt, StoreError, StoreNotFound, WrongRevision
 from protocol.manifest import EntryKind, Manifest
 from protocol.messages import Head
 from protocol.ports import AdapterStore, Offload
 from protocol.runspec import RunSpec
 from protocol.subjects import GENESIS_KEY, Bucket, head_key
-from roles.learner.committer import publish_patiently
 from roles.learner.policy import Policy, State
 from roles.policy.compose import Factors, factors_digest
 from roles.policy.peft_export import peft_directory
@@ -60,7 +61,11 @@ async def claim_genesis(ring: Ring, store: AdapterStore, policy: Policy, offload
         return manifest.signed(ring.identity), files, digest
 
     manifest, files, digest = await offload(create)
-    await publish_patiently(ring, store, manifest, files)
+    try:
+        await ring.persist(lambda: store.publish(manifest, files))
+    except StoreConflict:
+        # A peer with the same seed made the same genesis; whoever reads it checks its digest.
+        ring.log.info("genesis_already_stored", path=manifest.path)
     claim = f"{manifest.path} {digest}".encode()
     try:
         await ring.persist(lambda: ring.bus.put(Bucket.RUN, GENESIS_KEY, claim, expected=0))
@@ -76,8 +81,11 @@ async def find_head(ring: Ring) -> Resumed:
     return Resumed(decode_as(entry.value, Head), entry.revision) if entry else Resumed(None, 0)
 
 
-async def save_state(ring: Ring, store: AdapterStore, offload: Offload, head: Head, state: State) -> None:
-    """Keep the optimizer's state of ``head``; a store that refuses costs a warning, not the run."""
+async def save_state(ring: Ring, store: AdapterStore, offload: Offload, head: Head, state: State) -> bool:
+    """Keep the optimizer's state of ``head``; a store that refuses costs a warning, not the run.
+
+    Returns whether it is kept.
+    """
     spec = ring.spec
 
     def describe() -> tuple[Manifest, dict[str, bytes]]:
@@ -103,31 +111,49 @@ async def save_state(ring: Ring, store: AdapterStore, offload: Offload, head: He
         await store.publish(manifest, files)
     except StoreError as exc:
         await ring.tell("state_unsaved", count=head.count, reason=str(exc))
+        return False
+    return True
 
 
 async def load_state(ring: Ring, store: AdapterStore, offload: Offload, head: Head) -> State | None:
-    """The newest complete state not newer than ``head``, skipping damaged ones with a warning."""
+    """The newest complete state not newer than ``head``, skipping damaged ones with a warning.
+
+    Waits while the store is only unavailable: going on without the optimizer's state would be worse.
+    """
     prefix = f"{ring.spec.name}/state/{head.learner}"
-    paths = await store.list(prefix)
-    counts = sorted((int(path.rsplit("/", 1)[1]) for path in paths), reverse=True)
+    names = [path.rsplit("/", 1)[1] for path in await ring.persist(lambda: store.list(prefix))]
+    counts = sorted((int(name) for name in names if name.isdecimal()), reverse=True)
     for count in counts:
         if count > head.count:
             continue
+        fetch = functools.partial(store.fetch, state_path(ring.spec, head.learner, count))
         try:
-            directory = await store.fetch(state_path(ring.spec, head.learner, count))
-        except StoreError as exc:
+            directory = await ring.persist(fetch)
+            state = await offload(functools.partial(_read_state, directory / STATE_FILE))
+        except (StoreCorrupt, StoreNotFound) as exc:
             ring.log.warning("state_skipped", count=count, reason=str(exc))
             continue
         if count < head.count:
             ring.log.warning("state_is_older_than_head", state=count, head=head.count)
-        state: State = await offload(functools.partial(load_file, directory / STATE_FILE))
         return state
     ring.log.warning("state_missing", head=head.count)
     return None
 
 
+def _read_state(path: Path) -> State:
+    """Raises StoreCorrupt if there is no readable state."""
+    try:
+        return dict(load_file(path))
+    except (SafetensorError, FileNotFoundError) as exc:
+        raise StoreCorrupt(f"{path.name} cannot be read: {exc}") from exc
+
+
 async def export(ring: Ring, store: AdapterStore, offload: Offload, head: Head, factors: Factors) -> str:
-    """Publish policy(head.clock) as a plain PEFT directory; returns its path in the store."""
+    """Publish policy(head.clock) as a plain PEFT directory; returns its path in the store.
+
+    A peer may have exported the same policy: the same clock is the same bytes. Any other refusal costs an
+    event, not the run.
+    """
     spec = ring.spec
 
     def describe() -> tuple[Manifest, dict[str, bytes]]:
@@ -144,7 +170,13 @@ async def export(ring: Ring, store: AdapterStore, offload: Offload, head: Head, 
         return manifest.signed(ring.identity), files
 
     manifest, files = await offload(describe)
-    await publish_patiently(ring, store, manifest, files)
+    try:
+        await ring.persist(lambda: store.publish(manifest, files))
+    except StoreConflict as exc:
+        there = await ring.persist(lambda: store.manifest(manifest.path))
+        if there.policy_digest != head.policy_digest:
+            await ring.tell("export_refused", path=manifest.path, reason=str(exc))
+            return manifest.path
     await ring.tell("adapter_exported", path=manifest.path, clock=head.clock.text)
     return manifest.path
 

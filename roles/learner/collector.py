@@ -63,7 +63,7 @@ class Collector:
                 await lease.keep_alive()
 
     async def _take_in(self, delivery: Delivery) -> None:
-        received = await self._ring.receive(delivery, Queue.VERIFIED, VerifiedGroup)
+        received = await self._ring.read(delivery, Queue.VERIFIED, VerifiedGroup)
         if received is None:
             return
         verified, _ = received
@@ -76,6 +76,8 @@ class Collector:
         if await self._done(group_id):
             self.duplicates += 1
             await self._ring.settle(delivery)
+            return
+        if await self._ring.given_up(delivery, Queue.VERIFIED, group_id):
             return
         try:
             candidate = await self._open(verified, delivery)

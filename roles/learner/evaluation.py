@@ -12,14 +12,21 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from protocol.clock import VectorClock
+from protocol.errors import BusError
 from protocol.messages import SamplingParams, Task, VerifiedGroup
 from protocol.ports import Delivery
 from protocol.runspec import RunSpec
 from protocol.subjects import Queue
-from roles.ring import Ring
+from roles.ring import Ring, until
 from roles.tasks.prompts import Prompt
 
 EVAL_CREDIT = 64
+
+LOST_LOOK_S = 5.0
+"""How often an evaluation that waits is looked after: are its groups still somewhere?"""
+
+_QUEUES = (Queue.EVAL_TASK, Queue.EVAL_ROLLOUT, Queue.EVAL_VERIFIED)
+"""In the order in which a group passes them, so that none is missed between two counts."""
 
 
 @dataclass
@@ -31,6 +38,10 @@ class Evaluation:
     waiting: set[str]
     scores: list[float] = field(default_factory=list)
     unscorable: int = 0
+    lost: int = 0
+    """Groups that left the ring on the way: a dead letter says why."""
+    issued: bool = False
+    """All tasks are with the broker."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -47,6 +58,8 @@ class Evaluator:
         self._ring = ring
         self._problems = prompts[: ring.spec.eval.problems]
         self._running: dict[str, Evaluation] = {}
+        self._begun, self._over = asyncio.Event(), asyncio.Event()
+        self._over.set()
 
     @property
     def enabled(self) -> bool:
@@ -54,46 +67,86 @@ class Evaluator:
         return bool(self._problems)
 
     async def start(self, clock: VectorClock, version: float) -> Evaluation:
-        """Issue one evaluation; its ``done`` event is set when every verdict has come."""
+        """Issue one evaluation; its ``done`` event is set when no more verdicts will come."""
         tasks = eval_tasks(self._ring.spec, self._problems, clock)
         evaluation = Evaluation(clock, version, {task.group_id for task in tasks})
         self._running |= dict.fromkeys(evaluation.waiting, evaluation)
+        self._over.clear()
+        self._begun.set()
         for task in tasks:
             await self._ring.send(Queue.EVAL_TASK, task, f"eval:{task.group_id}")
+        evaluation.issued = True
         return evaluation
 
     async def run(self) -> None:
-        """Collect verdicts for ever; cancel to stop."""
-        consumer = await self._ring.consume(Queue.EVAL_VERIFIED, EVAL_CREDIT)
-        try:
+        """Collect verdicts while an evaluation waits for them, for ever; cancel to stop.
+
+        Only then: all learners share the queue, and who evaluates nothing must not take verdicts away.
+        """
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._look_for_lost())
             while True:
-                await self._take_in(await consumer.next())
-        finally:
-            await consumer.close()
+                await self._begun.wait()
+                consumer = await self._ring.consume(Queue.EVAL_VERIFIED, EVAL_CREDIT)
+                try:
+                    while (delivery := await until(self._over, consumer.next())) is not None:
+                        await self._take_in(delivery)
+                finally:
+                    await consumer.close()
 
     async def _take_in(self, delivery: Delivery) -> None:
         received = await self._ring.receive(delivery, Queue.EVAL_VERIFIED, VerifiedGroup)
         if received is None:
             return
         verified, _ = received
-        await self._ring.settle(delivery)
         evaluation = self._running.pop(verified.group_id, None)
-        if evaluation is None:
-            return  # an evaluation that an earlier process of this learner began, or a resend
-        rewards = [verdict.reward for verdict in verified.verdicts]
-        evaluation.scores += [reward for reward in rewards if reward is not None]
-        evaluation.unscorable += rewards.count(None)
-        evaluation.waiting.discard(verified.group_id)
-        if not evaluation.waiting:
-            evaluation.done.set()
-            await self._ring.tell(
-                "evaluated",
-                clock=evaluation.clock.text,
-                version=evaluation.version,
-                reward=evaluation.reward,
-                completions=len(evaluation.scores),
-                unscorable=evaluation.unscorable,
-            )
+        if evaluation is not None:  # else one that an earlier process began, or a resend
+            rewards = [verdict.reward for verdict in verified.verdicts]
+            evaluation.scores += [reward for reward in rewards if reward is not None]
+            evaluation.unscorable += rewards.count(None)
+            evaluation.waiting.discard(verified.group_id)
+            if not evaluation.waiting:
+                await self._conclude(evaluation)
+        # Counted first: what has left the queues and was not counted is lost.
+        await self._ring.settle(delivery)
+
+    async def _look_for_lost(self) -> None:
+        """A group may end as a dead letter; an evaluation must not wait for it for ever."""
+        while True:
+            await self._begun.wait()
+            await self._ring.clock.sleep(LOST_LOOK_S)
+            waiting = [evaluation for evaluation in self._all_running() if evaluation.issued]
+            try:
+                depths = [await self._ring.bus.depth(queue) for queue in _QUEUES]
+            except BusError as exc:
+                self._ring.log.warning("evaluation_uncounted", error=str(exc) or type(exc).__name__)
+                continue
+            if sum(depth.total for depth in depths):
+                continue
+            for evaluation in waiting:
+                if evaluation.waiting:
+                    evaluation.lost = len(evaluation.waiting)
+                    for group_id in evaluation.waiting:
+                        self._running.pop(group_id, None)
+                    await self._conclude(evaluation)
+
+    def _all_running(self) -> list[Evaluation]:
+        return list({id(evaluation): evaluation for evaluation in self._running.values()}.values())
+
+    async def _conclude(self, evaluation: Evaluation) -> None:
+        evaluation.done.set()
+        if not self._running:
+            self._begun.clear()
+            self._over.set()
+        await self._ring.tell(
+            "evaluated",
+            clock=evaluation.clock.text,
+            version=evaluation.version,
+            reward=evaluation.reward,
+            completions=len(evaluation.scores),
+            unscorable=evaluation.unscorable,
+            lost=evaluation.lost,
+        )
 
 
 def eval_tasks(spec: RunSpec, problems: Sequence[Prompt], clock: VectorClock) -> list[Task]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.clock import VectorClock
-from protocol.errors import BusError
+from protocol.errors import BusError, OperatorError
 from protocol.messages import SamplingParams, Task
 from protocol.runspec import RunSpec
 from protocol.subjects import TRAINING, Bucket, Queue, cursor_key
@@ -30,7 +30,9 @@ class TaskStream:
     """Task number ``k`` of a learner, for every ``k`` (pure)."""
 
     def __init__(self, spec: RunSpec, learner: str, prompts: Sequence[Prompt]) -> None:
-        """``prompts`` are the rows of the training split that fit."""
+        """``prompts`` are the rows of the training split that fit. Raises OperatorError if there are none."""
+        if not prompts:
+            raise OperatorError("there is no row to train on: tasks.held_out takes them all")
         self._spec = spec
         self._learner = learner
         self._prompts = prompts
@@ -61,14 +63,20 @@ class TaskStream:
 class Issuer:
     """Keeps the admission bound filled."""
 
-    def __init__(self, ring: Ring, stream: TaskStream, clock_now: Callable[[], VectorClock]) -> None:
-        """``clock_now`` gives the newest committed clock."""
+    def __init__(
+        self,
+        ring: Ring,
+        stream: TaskStream,
+        clock_now: Callable[[], VectorClock],
+        learners_now: Callable[[], int],
+    ) -> None:
+        """``clock_now`` gives the newest committed clock, ``learners_now`` the number of live learners."""
         self._ring = ring
         self._stream = stream
         self._clock_now = clock_now
+        self._learners_now = learners_now
         self.cursor = 0
         self.in_flight = 0
-        self.learners = 1
         self.wake = asyncio.Event()
 
     async def resume(self, cursor: int) -> None:
@@ -92,8 +100,9 @@ class Issuer:
         room = tasks_to_issue(
             self.in_flight,
             max_staleness=spec.staleness.max_staleness,
+            publish_every=spec.learner.publish_every,
             groups_per_update=spec.learner.groups_per_update,
-            learners=self.learners,
+            learners=self._learners_now(),
         )
         if not room:
             return

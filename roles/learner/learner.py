@@ -19,25 +19,27 @@ import asyncio
 import functools
 from collections.abc import Sequence
 
-from protocol.clock import GENESIS
-from protocol.codec import decode
-from protocol.errors import BusError, DecodeError, StoreError
-from protocol.messages import Head, NodeState
-from protocol.ports import AdapterStore, Delivery, Offload
+from protocol.clock import GENESIS, VectorClock
+from protocol.errors import BusError, StoreError
+from protocol.messages import Head
+from protocol.ports import AdapterStore, Offload
+from protocol.reasons import DropReason
 from protocol.subjects import FINISHED_KEY, Bucket, done_key
 from roles.learner.batch import Batch, make_batch
-from roles.learner.buffer import Buffer, Candidate
-from roles.learner.caretaker import Caretaker
+from roles.learner.buffer import Buffer, Candidate, Dropped
+from roles.learner.caretaker import Caretaker, Committed
 from roles.learner.checkpoint import claim_genesis, find_head, load_state
 from roles.learner.collector import Collector
-from roles.learner.committer import STEPS_WAITING_MAX, Committer, FinishedStep
+from roles.learner.committer import GROUPS_MAX, STEPS_WAITING_MAX, Committer, FinishedStep
 from roles.learner.evaluation import Evaluator
 from roles.learner.issuer import Issuer, TaskStream
+from roles.learner.peers import Peers
 from roles.learner.policy import Policy
 from roles.learner.register import Published, Register
 from roles.learner.stepper import SafePoint, StepOutcome, Stepper
+from roles.policy.compose import VERSION_ROUNDING
 from roles.policy.policies import Policies
-from roles.ring import Ring, nap, until
+from roles.ring import Ring, cancelled, nap, until
 from roles.tasks.prompts import Prompt
 
 IDLE_STEPS_MAX = 50
@@ -45,8 +47,6 @@ IDLE_STEPS_MAX = 50
 
 DROPS_WAIT_S = 1.0
 """How long drops wait for a step to be committed with before they are committed alone."""
-
-PEERS_POLL_S = 5.0
 
 
 class Learner:
@@ -75,10 +75,12 @@ class Learner:
         self._collector = Collector(ring, self._buffer, self._policies, credit)
         self._committer = Committer(ring, store, offload, self._on_commit)
         evaluator = Evaluator(ring, held_out)
-        self._caretaker = Caretaker(ring, store, offload, evaluator)
+        self._peers = Peers(ring)
+        self._caretaker = Caretaker(ring, store, offload, evaluator, lambda: self._peers.leads)
         stream = TaskStream(ring.spec, ring.identity.node, train)
-        self._issuer = Issuer(ring, stream, lambda: self.clock)
-        self._background = (self._issuer, self._collector, self._committer, evaluator, self._caretaker)
+        self._issuer = Issuer(ring, stream, lambda: self.clock, lambda: self._peers.count)
+        self._feeders = (self._issuer, self._collector)
+        self._keepers = (self._committer, evaluator, self._caretaker, self._peers)
         self._unpublished: list[Candidate] = []
         self._idle_steps = 0
         self.clock = GENESIS
@@ -87,28 +89,51 @@ class Learner:
     @property
     def busy(self) -> int:
         """Groups in hand."""
-        return len(self._buffer.deliveries())
+        return len(self._buffer.leases)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Learn until the run's last update, or until ``stop``. Raises FencedError if another process
         writes under this learner's id, StoreError if genesis cannot be used."""
         await self._begin()
         async with asyncio.TaskGroup() as group:
-            loops = [group.create_task(part.run()) for part in self._background]
-            loops.append(group.create_task(self._count_learners()))
+            feeders = [group.create_task(part.run()) for part in self._feeders]
+            keepers = [group.create_task(part.run()) for part in self._keepers]
+            await self._train_for_good(stop)
+            await cancelled(*feeders)
+            await self._hand_back()
+            await self._conclude(stop)
+            await cancelled(*keepers)
+
+    async def _train_for_good(self, stop: asyncio.Event) -> None:
+        """Train to the end, and on from the last committed point if the last steps could not be committed."""
+        while True:
             await self._train(stop)
             await self._committer.drained()
-            await self._caretaker.finish(stop, finished=self._finished)
-            if self._finished and not stop.is_set():
-                await self._ring.persist(lambda: self._ring.bus.put(Bucket.RUN, FINISHED_KEY, b"1"))
-                await self._ring.tell("run_finished", version=self._stepper.register.version)
-            for loop in loops:
-                loop.cancel()
+            if not self._committer.conflict:
+                return
+            await self._roll_back()
+
+    async def _hand_back(self) -> None:
+        """Give what no step will use to other learners, or to this one's next process."""
+        leases = self._buffer.leases
+        for lease in leases.values():
+            await lease.release()
+        self._buffer.forget(leases)
+
+    async def _conclude(self, stop: asyncio.Event) -> None:
+        """One learner ends the run: it evaluates the last policy and tells everybody."""
+        if self._finished:
+            await self._peers.until_leading(stop)
+        ends = self._finished and not self._peers.finished and not stop.is_set()
+        await self._caretaker.finish(stop, finished=ends)
+        if ends and not stop.is_set():
+            await self._ring.persist(lambda: self._ring.bus.put(Bucket.RUN, FINISHED_KEY, b"1"))
+            await self._ring.tell("run_finished", version=self._stepper.register.version)
 
     @property
     def _finished(self) -> bool:
-        reached = self._stepper.register.version >= self._spec.learner.updates
-        return reached or self._idle_steps >= IDLE_STEPS_MAX
+        reached = self._stepper.register.version >= self._spec.learner.updates - VERSION_ROUNDING
+        return reached or self._idle_steps >= IDLE_STEPS_MAX or self._peers.finished
 
     async def _begin(self) -> None:
         """Claim or find genesis, go to the last committed head, restore what goes with it."""
@@ -120,11 +145,14 @@ class Learner:
         self._committer.head, self._committer.revision = head, resumed.revision
         if head is not None and head.count:
             self._policies.note_head(head)
-            update = await self._policies.update(head.learner, head.count)
+            own = functools.partial(self._policies.update, head.learner, head.count)
+            update = await self._ring.persist(own)
             register.resume(update.factors, head.count, head.weight)
+            self._caretaker.start_at(head.count)
         every = self._spec.learner.publish_every
-        self._stepper = await self._offload(lambda: Stepper(self._policy, register, every))
-        await self._merge_peers()
+        self._stepper = await self._offload(lambda: Stepper(self._policy, register, every, self._ring.clock))
+        await self._peers.look()
+        await self._merge_peers(await self._ring.persist(self._policies.read_heads))
         if head is not None and head.count:
             state = await load_state(self._ring, self._store, self._offload, head)
             if state is not None:
@@ -133,7 +161,8 @@ class Learner:
         await self._issuer.resume(head.cursor if head else 0)
         self._safe = await self._offload(self._stepper.safe_point)
         self.clock = register.clock
-        if self._stepper.register.version == 0:
+        self._committer.version = register.version
+        if register.version == 0 and self._policies.genesis_author == self._ring.identity.node:
             await self._caretaker.evaluate(self.clock, 0.0)
 
     async def _train(self, stop: asyncio.Event) -> None:
@@ -147,43 +176,52 @@ class Learner:
     async def _next_groups(self, stop: asyncio.Event) -> list[Candidate]:
         """The next step's groups, or none once ``stop`` is set. Rolls back and commits drops meanwhile."""
         count = self._spec.learner.groups_per_update
-        while not stop.is_set():
+        waiting_since = self._ring.clock.monotonic()
+        while not stop.is_set() and not self._finished:
             if self._committer.conflict:
                 await self._roll_back()
-            await self._merge_peers()
+            await self._follow_peers()
             register = self._stepper.register
             if self._buffer.ready(count, register.clock, register.version):
                 return self._buffer.take(count, register.clock, register.version)
             await until(stop, nap(self._ring.clock, DROPS_WAIT_S, self._collector.arrived))
-            if self._buffer.dropped and not self._unpublished:
-                await self._submit(None, self._safe)
+            now = self._ring.clock.monotonic()
+            if self._buffer.drops_waiting and now - waiting_since >= DROPS_WAIT_S:
+                await self._submit((), None, None)
+                waiting_since = now
         return []
 
     async def _step(self, candidates: list[Candidate], wait_s: float) -> None:
         register = self._stepper.register
         batch = make_batch(candidates, self._spec.loss, register.clock, register.version)
-        weight = self._spec.learner.update_weight or 1 / self._issuer.learners
+        weight = self._spec.learner.update_weight or 1 / self._peers.count
         outcome = await self._offload(lambda: self._stepper.step(batch, weight))
         self._idle_steps = 0 if outcome.result.updated else self._idle_steps + 1
         self._unpublished += candidates
         blocked_s = 0.0
         if outcome.after is not None:
-            blocked_s = await self._submit(outcome.published, outcome.after)
+            trained, self._unpublished = tuple(self._unpublished), []
+            blocked_s = await self._submit(trained, outcome.published, outcome.after)
         await self._report(batch, outcome, wait_s, blocked_s)
 
-    async def _submit(self, published: Published | None, after: SafePoint) -> float:
-        trained, self._unpublished = tuple(self._unpublished), []
-        dropped = tuple(self._buffer.take_dropped())
+    async def _submit(
+        self, trained: tuple[Candidate, ...], published: Published | None, after: SafePoint | None
+    ) -> float:
+        dropped = tuple(self._buffer.take_dropped(GROUPS_MAX - len(trained)))
         step = FinishedStep(trained, dropped, published, after, self._issuer.cursor)
         return await self._committer.submit(step)
 
     def _on_commit(self, step: FinishedStep, head: Head) -> None:
-        self._safe = step.after
-        self.clock = step.after.register.clock
         self._buffer.forget(step.group_ids)
         self._issuer.wake.set()
+        if step.after is None:
+            return  # only drops: this learner stands where it stood
+        self._safe = step.after
+        self.clock = step.after.register.clock
         if step.published is not None:
-            self._caretaker.committed(head, step.after.state, step.published.policy)
+            published = step.published
+            newest = Committed(head, published.version, step.after.state, published.policy)
+            self._caretaker.committed(newest)
 
     async def _roll_back(self) -> None:
         """A peer consumed a group of the oldest waiting step: nothing since the last commit happened."""
@@ -192,43 +230,43 @@ class Learner:
         self._unpublished = []
         dropped = [drop for step in steps for drop in step.dropped]
         await self._offload(lambda: self._stepper.restore(self._safe))
-        kept = [c for c in trained if not await self._settled_elsewhere(c.group_id, c.delivery)]
-        self._buffer.put_back(kept)
-        self._buffer.dropped += [
-            d for d in dropped if not await self._settled_elsewhere(d.group_id, d.delivery)
-        ]
+        kept = [c for c in trained if not await self._settled_elsewhere(c)]
+        kept_drops = [d for d in dropped if not await self._settled_elsewhere(d)]
+        self._buffer.put_back(kept, kept_drops)
         await self._ring.tell("step_rolled_back", steps=len(steps), groups_returned=len(kept))
 
-    async def _settled_elsewhere(self, group_id: str, delivery: Delivery) -> bool:
-        key = done_key(group_id)
+    async def _settled_elsewhere(self, group: Candidate | Dropped) -> bool:
+        key = done_key(group.group_id)
         if await self._ring.persist(lambda: self._ring.bus.get(Bucket.POLICY, key)) is None:
             return False
-        self._buffer.forget([group_id])
-        await self._ring.settle(delivery)
+        await group.lease.settle(self._ring)
+        self._buffer.forget([group.group_id])
         return True
 
-    async def _merge_peers(self) -> None:
-        """Move to the join of all heads seen, between steps; unpublished progress is kept."""
-        if self._issuer.learners == 1 and not self._buffer.ahead_of(self._stepper.register.clock):
+    async def _follow_peers(self) -> None:
+        """Between steps, take a look at the heads if anybody else may have written one."""
+        alone = self._peers.count == 1 and self._policies.heads.keys() <= {self._ring.identity.node}
+        if alone and not self._buffer.ahead_of(self._stepper.register.clock):
             return
         try:
             newest = await self._policies.read_heads()
-            for learner, count in newest:
-                if learner != self._ring.identity.node and count > self._stepper.register.clock[learner]:
-                    update = await self._policies.update(learner, count)
-                    await self._offload(functools.partial(self._stepper.merge, learner, update))
-        except (BusError, StoreError) as exc:
+        except BusError as exc:
             self._ring.log.warning("merge_postponed", error=str(exc) or type(exc).__name__)
+            return
+        for group_id in self._buffer.ahead_of(newest):
+            self._buffer.drop(group_id, DropReason.AHEAD)  # ahead of every head: a fault of its sender
+        await self._merge_peers(newest)
 
-    async def _count_learners(self) -> None:
-        while True:
-            try:
-                states = await self._ring.bus.list(Bucket.NODE, "node")
-                nodes = [decode(entry.value).expect(NodeState) for entry in states.values()]
-                self._issuer.learners = max(1, sum("learner" in node.roles for node in nodes))
-            except (BusError, DecodeError) as exc:
-                self._ring.log.warning("peers_unread", error=str(exc) or type(exc).__name__)
-            await self._ring.clock.sleep(PEERS_POLL_S)
+    async def _merge_peers(self, newest: VectorClock) -> None:
+        """Move to the join of all heads; unpublished progress is kept."""
+        for learner, count in newest:
+            if learner != self._ring.identity.node and count > self._stepper.register.clock[learner]:
+                try:
+                    update = await self._policies.update(learner, count)
+                except StoreError as exc:
+                    self._ring.log.warning("merge_postponed", learner=learner, count=count, error=str(exc))
+                    continue
+                await self._offload(functools.partial(self._stepper.merge, learner, update))
 
     async def _report(self, batch: Batch, outcome: StepOutcome, wait_s: float, blocked_s: float) -> None:
         metrics = batch.metrics | outcome.result.metrics

@@ -7,9 +7,9 @@ It owns the trainable policy and the register, and moves both together: a step, 
 from __future__ import annotations
 
 import copy
-import time
 from dataclasses import dataclass
 
+from protocol.ports import Clock
 from roles.learner.batch import Batch
 from roles.learner.policy import Policy, State, StepResult
 from roles.learner.register import Published, Register
@@ -39,10 +39,11 @@ class StepOutcome:
 class Stepper:
     """Policy and register of one learner. Every method is synchronous and heavy."""
 
-    def __init__(self, policy: Policy, register: Register, publish_every: int) -> None:
-        """``policy`` is moved to where ``register`` stands."""
+    def __init__(self, policy: Policy, register: Register, publish_every: int, clock: Clock) -> None:
+        """``policy`` is moved to where ``register`` stands; ``clock`` measures steps."""
         self._policy = policy
         self._publish_every = publish_every
+        self._clock = clock
         self._steps_since = 0
         self._changed = False
         self.register = register
@@ -54,7 +55,7 @@ class Stepper:
 
     def step(self, batch: Batch, weight: float) -> StepOutcome:
         """One optimizer step; makes an update of ``weight`` when ``publish_every`` steps are done."""
-        started = time.perf_counter()
+        started = self._clock.monotonic()
         result = self._policy.step(batch.samples, self.register.count)
         self._changed |= result.updated
         self._steps_since += 1
@@ -66,7 +67,7 @@ class Stepper:
                 self._policy.load(published.policy)
             self._steps_since, self._changed = 0, False
             after = self.safe_point()
-        return StepOutcome(result, due, published, after, time.perf_counter() - started)
+        return StepOutcome(result, due, published, after, self._clock.monotonic() - started)
 
     def merge(self, learner: str, update: Update) -> None:
         """Take in a peer's newer update; unpublished progress and moments are kept."""

@@ -11,16 +11,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from protocol.clock import VectorClock
-from protocol.errors import BusError, EngineError, StoreCorrupt, StoreError
+from protocol.clock import GENESIS, VectorClock
+from protocol.errors import BusError, EngineError, GrpoError, StoreError, StoreUnavailable
 from roles.policy.policies import Policies, PolicyVersion
 from roles.ring import Ring, cancelled, nap
 
 POLL_S = 15.0
 """Anti-entropy: how often heads are read even without an announcement."""
 
-RETRY_S = 1.0
-"""How soon heads are read again when broker or store could not be asked."""
+RETRY_FIRST_S = 0.5
+"""How soon something is tried again that failed; twice as late each time, up to ``POLL_S``."""
 
 OnPolicy = Callable[[PolicyVersion], Awaitable[None]]
 
@@ -35,8 +35,8 @@ class PolicyFollower:
         self._on_policy = on_policy
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
-        self._refused: set[tuple[str, int]] = set()
-        """Updates that can never be used, by learner and count; each was reported once."""
+        self._reported: set[str] = set()
+        """Refused policies and updates: each is reported once, however often it is tried."""
         self.current: PolicyVersion | None = None
 
     async def run(self) -> None:
@@ -44,9 +44,11 @@ class PolicyFollower:
         await self._policies.start()
         listener = asyncio.create_task(self._listen())
         try:
+            retry_s = RETRY_FIRST_S
             while True:
-                settled = await self._advance()
-                await nap(self._ring.clock, POLL_S if settled else RETRY_S, self._wake)
+                whole = await self._advance()
+                await nap(self._ring.clock, POLL_S if whole else retry_s, self._wake)
+                retry_s = RETRY_FIRST_S if whole else min(2 * retry_s, POLL_S)
         finally:
             await cancelled(listener)
 
@@ -59,57 +61,49 @@ class PolicyFollower:
             return self.current
 
     async def _advance(self) -> bool:
-        """Move to the newest usable policy; returns whether everything could be asked."""
+        """Move to the newest usable policy; returns whether that is what the heads say."""
         try:
             heads = await self._policies.read_heads()
         except BusError as exc:
             self._ring.log.warning("heads_unread", error=str(exc) or type(exc).__name__)
             return False
-        target, settled = await self._usable(heads)
-        if self.current is not None and not self.current.clock < target:
-            return settled
-        try:
-            newer = await self._policies.at(target)
-            await self._on_policy(newer)
-        except (StoreError, EngineError) as exc:
-            if self.current is None and not target.counts:
-                raise
-            await self._ring.tell("update_rejected", reason=str(exc), kind=type(exc).__name__, clock=target.text)
-            return False
-        async with self._changed:
-            self.current = newer
-            self._changed.notify_all()
-        return settled
-
-    async def _usable(self, heads: VectorClock) -> tuple[VectorClock, bool]:
-        """The part of ``heads`` whose updates are here and sound, and whether the rest is known to be bad.
-
-        One learner's bad update must not keep this peer from following the others.
-        """
-        before = self.current.clock if self.current is not None else VectorClock()
-        counts, settled = dict(before.counts), True
-        for learner, count in heads:
-            if count <= before[learner] or (learner, count) in self._refused:
-                continue
+        target = await self._usable(heads)
+        if self.current is None or self.current.clock < target:
             try:
-                await self._policies.update(learner, count)
-            except StoreError as exc:
-                settled &= await self._refuse(learner, count, exc)
-            else:
-                counts[learner] = count
-        return VectorClock.of(counts), settled
+                newer = await self._policies.at(target)
+                await self._on_policy(newer)
+            except (StoreError, EngineError) as exc:
+                if target == GENESIS:
+                    raise
+                await self._report(target.text, exc)
+                return False
+            async with self._changed:
+                self.current = newer
+                self._changed.notify_all()
+        return heads <= target
 
-    async def _refuse(self, learner: str, count: int, why: StoreError) -> bool:
-        """Report an update that could not be used; returns whether that is final."""
-        final = isinstance(why, StoreCorrupt)
-        if not final:
-            self._ring.log.warning("update_delayed", learner=learner, count=count, reason=str(why))
-            return False
-        self._refused.add((learner, count))
-        await self._ring.tell(
-            "update_rejected", learner=learner, count=count, reason=str(why), kind=type(why).__name__
-        )
-        return True
+    async def _usable(self, heads: VectorClock) -> VectorClock:
+        """The part of ``heads`` whose updates are here and sound: one learner's bad update must not keep
+        this peer from following the others."""
+        before = self.current.clock if self.current is not None else GENESIS
+        counts = dict(before.counts)
+        for learner, count in heads:
+            if count > before[learner]:
+                try:
+                    await self._policies.update(learner, count)
+                except StoreError as exc:
+                    await self._report(f"{learner}:{count}", exc)
+                else:
+                    counts[learner] = count
+        return VectorClock.of(counts)
+
+    async def _report(self, what: str, why: GrpoError) -> None:
+        """Tell that an update or a policy was not used; the previous policy stays."""
+        if isinstance(why, StoreUnavailable):
+            self._ring.log.warning("update_delayed", update=what, reason=str(why))
+        elif what not in self._reported:
+            self._reported.add(what)
+            await self._ring.tell("update_rejected", update=what, reason=str(why), kind=type(why).__name__)
 
     async def _listen(self) -> None:
         async for entry in self._ring.bus.announcements():

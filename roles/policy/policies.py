@@ -71,11 +71,13 @@ class Policies:
         self.heads: dict[str, Head] = {}
         self.genesis: Factors = {}
         self.genesis_digest = ""
+        self.genesis_author = ""
 
     async def start(self) -> None:
         """Wait until genesis is claimed and load it. Raises StoreError if it is unusable."""
         path, _, digest = (await self._claim()).partition(" ")
         directory = await self._ring.persist(lambda: self._store.fetch(path))
+        self.genesis_author = (await self._ring.persist(lambda: self._store.manifest(path))).author
         self.genesis = await self._offload(lambda: _read(directory / WEIGHTS_FILE))
         self.genesis_digest = factors_digest(self.genesis)
         if self.genesis_digest != digest:

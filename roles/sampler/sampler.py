@@ -8,19 +8,23 @@ heads ─▶ follower ─┘   in the background: running rollouts finish under 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+from collections.abc import AsyncIterator
 
 import numpy as np
 
 from protocol.clock import VectorClock
 from protocol.codec import Signed
-from protocol.errors import EngineError, StoreError
+from protocol.errors import EngineError, MessageTooLarge, StoreError, StoreNotFound
 from protocol.messages import RolloutGroup, Task
 from protocol.ports import AdapterStore, Delivery, Offload
+from protocol.reasons import DeadReason
 from protocol.subjects import Queue
+from roles.policy.compose import VERSION_ROUNDING
 from roles.policy.follower import PolicyFollower
 from roles.policy.policies import Policies, PolicyVersion
-from roles.ring import Ring, until
+from roles.ring import Ring, cancelled, until
 from roles.sampler.engine import Engine, Sampled, SampleRequest
 
 WHOLE_ENOUGH = 2
@@ -56,8 +60,9 @@ class Sampler:
         async with asyncio.TaskGroup() as group:
             follower = group.create_task(self._follower.run())
             await until(stop, self._follower.reach(VectorClock()))
-            queues = (Queue.TASK, Queue.EVAL_TASK)
-            await asyncio.gather(*(self._take(queue, stop) for queue in queues))
+            async with asyncio.TaskGroup() as takers:
+                for queue in (Queue.TASK, Queue.EVAL_TASK):
+                    takers.create_task(self._take(queue, stop))
             follower.cancel()
 
     async def _take(self, queue: Queue, stop: asyncio.Event) -> None:
@@ -87,6 +92,9 @@ class Sampler:
         except (EngineError, StoreError) as exc:
             self._ring.log.warning("task_returned", group=task.group_id, error=str(exc))
             await delivery.release(RELEASE_DELAY_S)
+        except MessageTooLarge as exc:
+            detail = f"the group is too large to send: {exc}"
+            await self._ring.bury(delivery, queue, DeadReason.BAD_STRUCTURE, detail, task.group_id)
         except asyncio.CancelledError:
             await delivery.release()
             raise
@@ -96,37 +104,51 @@ class Sampler:
     async def _sample(self, task: Task) -> Sampled:
         if task.pinned:
             return await self._sample_pinned(task)
-        await self._catch_up(task.clock)
+        await self._catch_up(task)
         return await self._engine.sample(_request(task, None))
 
-    async def _catch_up(self, clock: VectorClock) -> None:
+    async def _catch_up(self, task: Task) -> None:
         """Wait for a newer policy only if the present one is certain to be too old for the learner."""
         current = self._follower.current
-        if current is None or clock <= current.clock:
+        if current is None or task.clock <= current.clock:
             return
-        behind = await self._policies.version(clock) - current.version
-        if behind > self._ring.spec.staleness.max_staleness:
-            await self._follower.reach(clock)
+        behind = await self._policies.version(task.clock) - current.version
+        if behind <= self._ring.spec.staleness.max_staleness + VERSION_ROUNDING:
+            return
+        reached = asyncio.ensure_future(self._follower.reach(task.clock))
+        patience = asyncio.ensure_future(self._ring.clock.sleep(task.deadline_s))
+        try:
+            await asyncio.wait({reached, patience}, return_when=asyncio.FIRST_COMPLETED)
+            if not reached.done():
+                raise StoreNotFound(f"no usable policy at {task.clock} within {task.deadline_s:g} s")
+        finally:
+            await cancelled(reached, patience)
 
     async def _sample_pinned(self, task: Task) -> Sampled:
         policy = await self._policies.at(task.clock)
-        self._pins[policy.name] = self._pins.get(policy.name, 0) + 1
-        try:
-            self._clocks[policy.name] = policy.clock
+        async with self._pinned(policy):
             await self._engine.load_policy(policy.name, policy.factors, newest=False)
             return await self._engine.sample(_request(task, policy.name))
-        finally:
-            self._pins[policy.name] -= 1
-            await self._retire(policy.name)
 
     async def _on_policy(self, policy: PolicyVersion) -> None:
         """A newer policy is whole: new rollouts start under it from now on."""
-        self._clocks[policy.name] = policy.clock
-        await self._engine.load_policy(policy.name, policy.factors, newest=True)
-        before, self._newest = self._newest, policy.name
+        async with self._pinned(policy):  # until it is the newest, a pinned task that ends must not unload it
+            await self._engine.load_policy(policy.name, policy.factors, newest=True)
+            before, self._newest = self._newest, policy.name
         if before is not None:
             await self._retire(before)
         await self._ring.tell("policy_loaded", version=policy.version, clock=policy.clock.text)
+
+    @contextlib.asynccontextmanager
+    async def _pinned(self, policy: PolicyVersion) -> AsyncIterator[None]:
+        """Keep a policy resident while the body runs."""
+        self._clocks[policy.name] = policy.clock
+        self._pins[policy.name] = self._pins.get(policy.name, 0) + 1
+        try:
+            yield
+        finally:
+            self._pins[policy.name] -= 1
+            await self._retire(policy.name)
 
     async def _retire(self, name: str) -> None:
         """Unload a policy that nobody will start under again."""

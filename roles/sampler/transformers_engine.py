@@ -53,6 +53,7 @@ class TransformersEngine:
         self._groups_per_batch = groups_per_batch
         self._monotonic = monotonic
         self._residents: Residents[Adapter] = Residents(model.facts.shapes, model.facts.place)
+        self._arrived: list[Job] = []
         self._queue: deque[Job] = deque()
         self._running: list[Job] = []
         self._changed = threading.Condition()
@@ -96,7 +97,7 @@ class TransformersEngine:
 
     @property
     def groups_max(self) -> int:
-        """Requests that one batch can hold."""
+        """Requests of one rollout that can decode together."""
         return self._groups_per_batch or self._rows_max
 
     @property
@@ -117,23 +118,26 @@ class TransformersEngine:
         check_request(request, vocab_size=self._facts.vocab_size, context_tokens=self._facts.context_tokens)
         adapter = self._residents.get(request.policy)
         job = Job(request, None if request.policy is None else adapter, waiting=list(range(request.count)))
-        with self._changed:
-            if self._over is not None:
-                raise EngineError(self._over)
-            self._queue.append(job)
-        # One turn of the loop later, so that an idle worker finds all requests of this turn at once.
-        asyncio.get_running_loop().call_soon(self._wake)
+        self._arrived.append(job)
+        asyncio.get_running_loop().call_soon(self._enqueue)
         return await asyncio.wrap_future(job.future)
 
     async def close(self) -> None:
         """Stop at the next step; whatever waits or runs fails with EngineError."""
         self._closing = True
-        self._wake()
+        self._enqueue()
         await asyncio.to_thread(self._thread.join)
 
-    def _wake(self) -> None:
+    def _enqueue(self) -> None:
+        """Hand all requests of this turn of the loop to the worker at once, so that they share a batch."""
         with self._changed:
+            arrived, self._arrived = self._arrived, []
+            self._queue.extend(arrived)
             self._changed.notify()
+            over = self._over
+        if over is not None:
+            for job in arrived:
+                job.fail(EngineError(over))
 
     # --- below here everything runs on the worker thread -------------------------------------------
 

@@ -34,7 +34,7 @@ async def test_takers_share_a_queue_and_each_message_goes_to_one(hub: Hub):
     takers = [await (await hub.bus(f"taker-{i}")).consume(Q, credit=2) for i in range(2)]
     for number in range(8):
         await bus.publish(Q, b"%d" % number, f"m{number}")
-    seen = []
+    seen: list[int] = []
     while len(seen) < 8:
         waiting = [asyncio.ensure_future(taker.next()) for taker in takers]
         await asyncio.wait(waiting, timeout=10, return_when=asyncio.FIRST_COMPLETED)

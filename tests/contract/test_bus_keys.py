@@ -155,7 +155,9 @@ async def test_writes_with_and_without_an_expected_revision_mix(hub: Hub):
 async def test_of_concurrent_commits_over_one_group_one_wins(hub: Hub):
     buses = [await hub.bus(f"node-{i}") for i in range(4)]
     commits = (
-        bus.commit(B, [Write("done.g1", b"", 0), Write(f"done.own-{i}", b"", 0), Write(f"head.l{i}", b"x", 0)])
+        bus.commit(
+            B, [Write("done.g1", b"", 0), Write(f"done.own-{i}", b"", 0), Write(f"head.l{i}", b"x", 0)]
+        )
         for i, bus in enumerate(buses)
     )
     results = await asyncio.gather(*commits, return_exceptions=True)

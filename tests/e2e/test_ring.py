@@ -48,7 +48,9 @@ async def test_synchronous_runs_with_one_seed_are_the_same_byte_for_byte(environ
     adapters = []
     for name in ("first", "second"):
         directory = tmp_path / name
-        spec = small_run(directory, staleness={"max_staleness": 0}, learner={"updates": 6, "schedule": "constant"})
+        spec = small_run(
+            directory, staleness={"max_staleness": 0}, learner={"updates": 6, "schedule": "constant"}
+        )
         peers = peers_for(1, 1, 1, environment)
         async with open_swarm(spec, environment, directory, peers) as swarm:
             await swarm.finished()
@@ -77,7 +79,9 @@ async def test_killed_learner_continues_at_its_last_head(environment, small_run,
         rewards = swarm.progress.rewards
     updates = await manifests(spec, tmp_path / "cache")
     assert head.count == 24
-    assert sorted(m.count for m in updates if m.count <= committed.count) == list(range(1, committed.count + 1))
+    assert sorted(m.count for m in updates if m.count <= committed.count) == list(
+        range(1, committed.count + 1)
+    )
     committed_paths = {m.path for m in updates}
     assert head.path in committed_paths
     assert await trained_twice_in_commits(spec, tmp_path / "cache", head) == 0

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from node.broker import SERVER_FILE, Broker, BrokerOptions, start_broker
+from node.broker import SERVER_FILE, Broker, start_broker
 from node.broker_access import BrokerAccess
 from node.broker_binary import find_server, server_version
+from node.broker_config import BrokerOptions
 from node.nats_bus import NatsBus
 from protocol.errors import OperatorError
 from protocol.subjects import Queue
@@ -27,7 +28,8 @@ Start = Callable[..., Broker]
 START_AND_WAIT = """
 import sys, time
 from pathlib import Path
-from node.broker import BrokerOptions, start_broker
+from node.broker import start_broker
+from node.broker_config import BrokerOptions
 broker = start_broker(Path(sys.argv[1]), options=BrokerOptions(die_with_parent=sys.argv[2] == "True"))
 print(broker.pid, flush=True)
 time.sleep(60)
@@ -133,7 +135,11 @@ def test_a_server_that_dies_at_start_is_quoted_and_leaves_the_directory_free(sta
 
 @pytest.mark.parametrize(
     ("says", "complaint"),
-    [("nats-server: v2.10.29", "2.10.29 is too old"), ("hello", "not a nats-server"), (None, "not a nats-server")],
+    [
+        ("nats-server: v2.10.29", "2.10.29 is too old"),
+        ("hello", "not a nats-server"),
+        (None, "not a nats-server"),
+    ],
 )
 def test_a_given_binary_is_used_or_refused(start: Start, tmp_path: Path, says: str | None, complaint: str):
     binary = tmp_path / "nats-server"

@@ -51,7 +51,7 @@ def test_a_local_folder_is_found_from_the_base_directory(folder):
 
 def test_the_built_in_model_is_made_in_the_cache(tmp_path, monkeypatch, untrained):
     monkeypatch.setattr(
-        "node.models.tiny_model", lambda cache_dir, seed: tiny_model(cache_dir, seed, steps=1)
+        "node.tiny_model.tiny_model", lambda cache_dir, seed: tiny_model(cache_dir, seed, steps=1)
     )
     model = resolve_model(ModelSpec(ref="builtin:tiny"), tmp_path)
     assert model.directory.parent == tmp_path

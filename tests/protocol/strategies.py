@@ -30,8 +30,8 @@ names = st.one_of(
     st.text("ab09-", max_size=6).map("a".__add__),
     st.sampled_from(["0", "z" * 48, "a-", "eval", "task", "genesis"]),
 )
-group_ids = st.lists(names, min_size=1, max_size=2).map(".".join) | st.just("a._-.0")
 tallies = st.integers(0, COUNT_MAX)
+group_ids = st.tuples(names, tallies.map(str)).map(".".join) | st.sampled_from(["a", "a._-.0", "z" * 96])
 clocks = st.dictionaries(st.sampled_from(["a", "b", "c", "learner-1"]), st.integers(0, 5)).map(VectorClock.of)
 texts = st.one_of(st.text(max_size=30), st.sampled_from(['{"$":0}', "\x00", "\u2028", "😀", '"\\'])).filter(
     lambda text: text.isascii() or text == text.encode("utf-8", "replace").decode()

@@ -15,6 +15,7 @@ from roles.verifier.rewards.math_structure import Node
 
 EXACT_RTOL = 1e-12
 DECIMAL_RTOL = 1e-4
+REFUTED_RTOL = 1e-3
 DECIMAL_PLACES = 6
 """math-verify rounds a decimal to this many places; alone that equates all small numbers."""
 
@@ -103,7 +104,7 @@ def _agree(gold: Any, answer: Any) -> bool:
     if sides and not isinstance(gold, Relational | And):
         numbers = [side for side in sides if not side.free_symbols]
         return all(_agree(gold, side) for side in numbers or sides[-1:])
-    return _verified(gold, answer) and _confirmed(gold, answer)
+    return not _refuted(gold, answer) and _verified(gold, answer) and _confirmed(gold, answer)
 
 
 def _sides(value: Any) -> list[Any]:
@@ -127,6 +128,16 @@ def _verified(gold: Any, answer: Any, *, mixed: bool = False) -> bool:
             timeout_seconds=None,
         )
     )
+
+
+def _refuted(gold: Any, answer: Any) -> bool:
+    """Whether two expressions differ plainly at a point; spares most wrong answers the costly algebra."""
+    if not isinstance(gold, sympy.Expr) or not isinstance(answer, sympy.Expr):
+        return False
+    if gold.free_symbols != answer.free_symbols:
+        return False
+    values = _value(gold, _POINTS[0]), _value(answer, _POINTS[0])
+    return None not in values and not _close(*values, REFUTED_RTOL)
 
 
 def _confirmed(gold: Any, answer: Any) -> bool:

@@ -46,7 +46,7 @@ def _imported(name: str) -> Callable[..., Any]:
     try:
         function = getattr(importlib.import_module(module_name), function_name)
     except ModuleNotFoundError as exc:
-        where = f"no module {exc.name!r}; start the node where it can be imported, or set PYTHONPATH"
+        where = f"no module {exc.name!r}; start the node in its directory or install it"
         raise OperatorError(f"reward {name}: {where}") from exc
     except AttributeError as exc:
         raise OperatorError(f"reward {name}: module {module_name} has no {function_name}") from exc

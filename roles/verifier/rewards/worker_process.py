@@ -66,10 +66,11 @@ class WorkerProcess:
 
     async def _prepare(self) -> None:
         rewards = [spec.model_dump(mode="json") for spec in self._specs]
+        cwd = str(Path.cwd())  # where a user's own reward lies, also when a console script was started
         names = ", ".join(spec.name for spec in self._specs)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                reply = await self._exchange({"path": sys.path, "cwd": str(Path.cwd()), "rewards": rewards})
+                reply = await self._exchange({"path": [*sys.path, cwd], "cwd": cwd, "rewards": rewards})
         except (WorkerDied, TimeoutError) as exc:
             raise OperatorError(f"rewards {names}: the worker ends while it imports them") from exc
         if "error" in reply:

@@ -137,6 +137,14 @@ async def test_a_cancelled_score_leaves_no_busy_worker(pool: WorkerPool, tmp_pat
     assert (await do(pool, "pid")).value
 
 
+async def test_a_reward_is_found_beside_the_run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "own_reward.py").write_text("def seven(completion, answer):\n    return 7\n")
+    monkeypatch.chdir(tmp_path)
+    spec = RewardSpec(name="own_reward:seven")
+    async with WorkerPool([spec], workers=1) as pool:
+        assert await pool.score(spec, Item("x", "x")) == Score(7.0)
+
+
 async def test_a_reward_that_cannot_be_imported_stops_the_start():
     with pytest.raises(OperatorError, match="no module 'no_such_module'"):
         await WorkerPool([RewardSpec(name="no_such_module:f")], workers=1).open()
@@ -171,7 +179,7 @@ from protocol.runspec import RewardSpec
 from roles.verifier.rewards.pool import WorkerPool
 from roles.verifier.rewards.reward import Item
 
-SPEC = RewardSpec(name="{FUNCTIONS}:obedient", timeout_s=2.0)
+SPEC = RewardSpec(name="{FUNCTIONS}:obedient", timeout_s=1.0)
 
 async def main():
     async with WorkerPool([SPEC], workers=2) as pool:

@@ -1,0 +1,96 @@
+"""One message in a taker's hands, and how it is settled with the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from nats.aio.msg import Msg
+
+from node.nats_link import Link
+from protocol.errors import BusError, UnknownOutcome
+
+ACK_RETRY_S = 0.5
+ACK_TRIES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What an acknowledgement subject says about its message."""
+
+    stream_sequence: int
+    deliveries: int
+
+    @classmethod
+    def parse(cls, reply: str) -> Receipt:
+        """``$JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>…``, two tokens longer with a domain."""
+        tokens = reply.split(".")
+        start = 4 if len(tokens) < 11 else 6  # noqa: PLR2004 the two layouts that servers send
+        return cls(stream_sequence=int(tokens[start + 1]), deliveries=int(tokens[start]))
+
+
+class NatsDelivery:
+    """One message, to be settled once; see ``protocol.ports.Delivery``."""
+
+    def __init__(self, link: Link, msg: Msg, on_settled: Callable[[], None]) -> None:
+        self._link = link
+        self._reply = msg.reply
+        self._on_settled = on_settled
+        self._settled = False
+        self.receipt = Receipt.parse(msg.reply)
+        self.data = msg.data
+        """The payload, fetched already if it travelled by reference."""
+        self.forget: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """Removes the payload from the blob bucket, if it is there."""
+
+    @property
+    def deliveries(self) -> int:
+        """How often this message was handed out, this time included."""
+        return self.receipt.deliveries
+
+    async def ack(self) -> None:
+        """Done for good, confirmed by the broker. Raises BrokerAbsent, UnknownOutcome."""
+        try:
+            await self._confirm()
+        finally:
+            self.settle()
+        if self.forget is not None:
+            await self.forget()
+
+    async def release(self, delay_s: float = 0.0) -> None:
+        """Give it to somebody else; best effort."""
+        self.settle()
+        await self._say(f'-NAK {{"delay": {int(delay_s * 1e9)}}}'.encode() if delay_s > 0 else b"-NAK")
+
+    async def reject(self) -> None:
+        """Never deliver it again; best effort."""
+        self.settle()
+        await self._say(b"+TERM")
+        if self.forget is not None:
+            await self.forget()
+
+    async def in_progress(self) -> None:
+        """Restart ack_wait; best effort."""
+        await self._say(b"+WPI")
+
+    async def _confirm(self) -> None:
+        # A killed server may come back without knowing that it handed this message out. It then ignores
+        # the acknowledgement until it has handed the message out again, so we repeat it.
+        for _ in range(ACK_TRIES - 1):
+            with suppress(UnknownOutcome):
+                await self._link.request(self._reply, b"+ACK", timeout_s=ACK_RETRY_S)
+                return
+            self.settle()  # with its credit free, the message can be handed out again to this very node
+        await self._link.request(self._reply, b"+ACK", timeout_s=ACK_RETRY_S)
+
+    async def _say(self, word: bytes) -> None:
+        with suppress(BusError):
+            await self._link.send(self._reply, word)
+
+    def settle(self) -> None:
+        """Free its credit, once; says nothing to the broker."""
+        if not self._settled:
+            self._settled = True
+            self._on_settled()

@@ -1,0 +1,131 @@
+"""Whatever a person gets wrong: one line that says what to do, and a non-zero exit."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from node.cli.main import main
+
+RUN_FILE = """
+name = "sums"
+rewards = [{ name = "exact" }]
+[model]
+ref = "builtin:tiny"
+[tasks]
+source = "builtin:sort-digits"
+template = "{prompt}"
+[store]
+url = "store"
+"""
+
+Fails = Callable[..., str]
+
+
+@pytest.fixture
+def fails(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fails:
+    """Run a command that must fail; returns its one line on standard error."""
+    for name in ("GRPO_BROKER", "GRPO_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GRPO_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as caught:
+            main(list(arguments))
+        assert caught.value.code == 2
+        lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("grpo-node:")]
+        assert len(lines) == 1
+        return lines[0]
+
+    return run
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Callable[[str, str], str]:
+    """A run file in which ``old`` is replaced by ``new``."""
+
+    def write(old: str = "", new: str = "") -> str:
+        assert old in RUN_FILE
+        path = tmp_path / "run.toml"
+        path.write_text(RUN_FILE.replace(old, new) if old else RUN_FILE)
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--role", "sampler"], "--run NAME"),
+        (["--role", "sampler", "--run", "x"], "--broker URL"),
+        (["--role", "trainer", "--run", "x", "--broker", "nats://127.0.0.1:1"], "roles are learner, sampler"),
+        (["--run", "x", "--broker", "nats://127.0.0.1:1"], "at least one --role"),
+        (["--role", "sampler", "--run", "x", "--broker", "127.0.0.1:4222"], "nats://"),
+        (["--role", "sampler", "--run", "x", "--broker", "b", "--threads", "0"], "--threads"),
+        (["--role", "sampler", "--run", "X y", "--broker", "nats://127.0.0.1:1"], "--run"),
+        (["--role", "sampler", "--run", "x", "--broker", "nats://127.0.0.1:1", "--name", "Ä"], "--name"),
+        (["--role", "sampler", "--run", "x", "--broker", "nats://127.0.0.1:1", "--log", "loud"], "--log"),
+        (["--role", "sampler", "demo"], "do not go with a command"),
+        (["--rolle", "sampler"], "--rolle"),
+        (["dmeo"], "dmeo"),
+        (["demo", "--updates", "3"], "--updates"),
+        (["demo", "--seed", "x"], "--seed"),
+        (["up"], "FILE"),
+        (["up", "nothing.toml"], "nothing.toml"),
+        (["create", "nothing.toml", "--broker", "nats://127.0.0.1:1"], "nothing.toml"),
+        (["create", "nothing.toml"], "--broker URL"),
+        (["status", "x"], "--broker URL"),
+        (["broker", "--port", "99999"], "--port"),
+        (["adapters", "try", "nowhere", "hello"], "adapter_config.json"),
+        (["adapters", "list", "nowhere"], "nowhere"),
+    ],
+)
+def test_bad_arguments_are_one_line(fails: Fails, arguments: list[str], says: str):
+    assert says in fails(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('name = "sums"', 'name = "Sums"', "name"),
+        ('name = "sums"', "name = ", "TOML"),
+        ("[store]", "[stores]", "store"),
+        ('ref = "builtin:tiny"', 'ref = "builtin:tiny"\nrank = 4', "model.rank"),
+        ('ref = "builtin:tiny"', 'ref = "./no-such-model"', "no-such-model"),
+        ('name = "exact"', 'name = "exakt"', "exakt"),
+        ('name = "exact"', 'name = "no_such_module:reward"', "no_such_module"),
+        ("builtin:sort-digits", "problems.jsonl", "problems.jsonl"),
+        ("builtin:sort-digits", "builtin:sort-letters", "sort-letters"),
+        ('template = "{prompt}"', 'template = "{question}"', "template"),
+        ('template = "{prompt}"', 'template = "{prompt}"\nheld_out = 20000', "held_out"),
+        ('url = "store"', 'url = "ftp://somewhere"', "ftp"),
+        ('url = "store"', 'url = "store"\n[lora]\nrank = 0', "lora.rank"),
+        ('url = "store"', 'url = "store"\n[sampling]\nmax_new_tokens = 5000', "max_new_tokens"),
+        ('url = "store"', 'url = "store"\n[lora]\ntarget_modules = ["q_prj"]', "q_prj"),
+    ],
+)
+def test_bad_run_files_are_one_line_before_anything_starts(
+    fails: Fails, run_file: Callable[[str, str], str], old: str, new: str, says: str
+):
+    assert says in fails("create", run_file(old, new), "--broker", "nats://127.0.0.1:1")
+
+
+def test_run_file_that_is_no_text_is_one_line(fails: Fails, tmp_path: Path):
+    (tmp_path / "run.toml").write_bytes(b"name = \xff")
+    assert "UTF-8" in fails("create", "run.toml", "--broker", "nats://127.0.0.1:1")
+
+
+def test_unreachable_broker_is_one_line(fails: Fails, run_file: Callable[[], str]):
+    assert "nats://127.0.0.1:1" in fails("create", run_file(), "--broker", "nats://127.0.0.1:1")
+    assert "nats://127.0.0.1:1" in fails("status", "sums", "--broker", "nats://127.0.0.1:1")
+
+
+def test_taken_port_is_one_line(fails: Fails):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "taken" in fails("broker", "--port", str(taken.getsockname()[1]))

@@ -1,0 +1,117 @@
+"""The register: where a learner stands, as bytes that every peer composes alike."""
+
+from __future__ import annotations
+
+import itertools
+from math import fsum
+
+import numpy as np
+import pytest
+
+from roles.learner.fake_policy import FakePolicy
+from roles.learner.register import Published, Register
+from roles.policy.compose import Factors, compose, factors_digest
+from tests.build import a_clock
+
+GENESIS = FakePolicy().genesis(0)
+
+
+def moved(factors: Factors, seed: int) -> Factors:
+    """``factors`` after some training."""
+    generator = np.random.default_rng(seed)
+    return {k: v + generator.normal(size=v.shape).astype(np.float32) for k, v in factors.items()}
+
+
+def trained(register: Register, steps: int, weight: float = 1.0, seed: int = 0) -> list[Published]:
+    published = []
+    for step in range(steps):
+        published.append(register.publish(moved(register.base, seed + step), weight))
+    return published
+
+
+def test_a_published_policy_is_genesis_plus_the_update_in_bytes():
+    for update in trained(Register("a", GENESIS), 3):
+        assert update.digest == factors_digest(compose(GENESIS, {"a": update.update}))
+        assert factors_digest(update.policy) == update.digest
+
+
+def test_counts_and_versions_rise_by_one_with_one_learner():
+    updates = trained(Register("a", GENESIS), 3)
+    assert [(u.clock.text, u.version, u.own_weight) for u in updates] == [
+        ("a:1", 1.0, 1.0),
+        ("a:2", 2.0, 2.0),
+        ("a:3", 3.0, 3.0),
+    ]
+
+
+def test_a_resumed_register_continues_to_the_same_bytes():
+    whole = Register("a", GENESIS)
+    last = trained(whole, 3)[-1]
+    resumed = Register("a", GENESIS)
+    resumed.resume(last.update, 3, last.own_weight)
+    assert (resumed.clock, resumed.version) == (whole.clock, whole.version)
+    assert trained(resumed, 2, seed=9)[-1].digest == trained(whole, 2, seed=9)[-1].digest
+
+
+def test_the_weight_is_baked_into_the_update():
+    half, full = Register("a", GENESIS), Register("a", GENESIS)
+    goal = moved(GENESIS, 1)
+    small, large = half.publish(goal, 0.5), full.publish(goal, 1.0)
+    for name in GENESIS:
+        np.testing.assert_array_equal(small.update[name], np.float32(0.5) * large.update[name])
+    assert (small.version, large.version) == (0.5, 1.0)
+
+
+def test_an_update_with_an_earlier_weight_keeps_it():
+    register = Register("a", GENESIS)
+    before = trained(register, 1, weight=1.0)[0].update
+    after = register.publish(register.base, 0.25).update
+    for name in GENESIS:
+        np.testing.assert_array_equal(before[name], after[name])
+
+
+def test_merging_a_peer_keeps_unpublished_progress():
+    register = Register("a", GENESIS)
+    trained(register, 1)
+    peer = trained(Register("b", GENESIS), 1, seed=5)[0]
+    before, progress = register.base, moved(register.base, 7)
+    merged = register.merge("b", peer.update, 1, 1.0, progress)
+    for name in GENESIS:
+        np.testing.assert_array_equal(merged[name], register.base[name] + (progress[name] - before[name]))
+    assert (register.clock, register.version) == (a_clock(a=1, b=1), 2.0)
+
+
+def test_learners_that_publish_and_merge_in_any_order_reach_the_same_bytes():
+    own = {name: trained(Register(name, GENESIS), 2, weight=1 / 3, seed=i)[-1] for i, name in enumerate("abc")}
+    digests, versions = set(), set()
+    for order in itertools.permutations("abc"):
+        first, *peers = order
+        register = Register(first, GENESIS)
+        register.resume(own[first].update, 2, own[first].own_weight)
+        for peer in peers:
+            register.merge(peer, own[peer].update, 2, own[peer].own_weight, register.base)
+        assert register.clock == a_clock(a=2, b=2, c=2)
+        digests.add(factors_digest(register.base))
+        versions.add(register.version)
+    assert digests == {factors_digest(compose(GENESIS, {name: u.update for name, u in own.items()}))}
+    assert versions == {fsum(u.own_weight for u in own.values())}
+
+
+def test_two_learners_that_exchange_updates_hold_the_same_policy_at_the_same_clock():
+    a, b = Register("a", GENESIS), Register("b", GENESIS)
+    first_a = a.publish(moved(GENESIS, 1), 0.5)
+    b.merge("a", first_a.update, 1, first_a.own_weight, b.base)
+    first_b = b.publish(moved(b.base, 2), 0.5)
+    second_a = a.publish(moved(a.base, 3), 0.5)
+    a.merge("b", first_b.update, 1, first_b.own_weight, a.base)
+    b.merge("a", second_a.update, 2, second_a.own_weight, b.base)
+    assert a.clock == b.clock == a_clock(a=2, b=1)
+    assert factors_digest(a.base) == factors_digest(b.base)
+
+
+def test_the_count_of_a_peer_never_decreases():
+    register, peer = Register("a", GENESIS), trained(Register("b", GENESIS), 2)
+    register.merge("b", peer[1].update, 2, 2.0, register.base)
+    with pytest.raises(ValueError, match="the count of b never decreases"):
+        register.merge("b", peer[0].update, 1, 1.0, register.base)
+    assert register.clock == a_clock(b=2)

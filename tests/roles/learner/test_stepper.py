@@ -1,0 +1,140 @@
+"""The stepper: policy and register move together, and return together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from protocol.manifest import EntryKind, Manifest
+from protocol.runspec import LossSpec
+from roles.learner.batch import Batch, make_batch
+from roles.learner.fake_policy import FakePolicy
+from roles.learner.register import Register
+from roles.learner.stepper import Stepper, StepOutcome
+from roles.policy.compose import factors_digest
+from roles.policy.policies import Update
+from tests.build import a_clock
+from tests.ground import a_candidate, an_update
+from tests.sim.virtual_time import VirtualClock, in_virtual_time
+
+GENESIS = FakePolicy().genesis(0)
+
+
+def a_stepper(publish_every: int = 1) -> tuple[Stepper, FakePolicy]:
+    policy = FakePolicy()
+    return Stepper(policy, Register("learner-1", GENESIS), publish_every, VirtualClock()), policy
+
+
+def a_batch(number: int = 0, rewards: tuple[float, float] = (1.0, 0.0)) -> Batch:
+    candidate = a_candidate(f"learner-1.{number}", rewards=rewards)
+    return make_batch([candidate], LossSpec(), candidate.group.clock, 0.0)
+
+
+def step(stepper: Stepper, rewards: tuple[float, float] = (1.0, 0.0)) -> StepOutcome:
+    return stepper.step(a_batch(rewards=rewards), 1.0)
+
+
+def digest(policy: FakePolicy) -> str:
+    return factors_digest(policy.factors())
+
+
+@in_virtual_time
+async def test_a_learner_goes_on_from_exactly_what_its_peers_compose():
+    stepper, policy = a_stepper()
+    outcome = step(stepper)
+    assert outcome.published is not None
+    assert digest(policy) == outcome.published.digest == factors_digest(stepper.register.base)
+
+
+@in_virtual_time
+async def test_an_update_is_made_every_so_many_steps():
+    stepper, policy = a_stepper(publish_every=3)
+    outcomes = [step(stepper) for _ in range(6)]
+    assert [o.due for o in outcomes] == [False, False, True] * 2
+    assert [o.published.clock.text for o in outcomes if o.published] == ["learner-1:1", "learner-1:2"]
+    assert policy.updates_seen == [0, 0, 0, 1, 1, 1]
+
+
+@in_virtual_time
+async def test_steps_that_change_nothing_publish_nothing_but_are_due():
+    stepper, _ = a_stepper(publish_every=2)
+    outcomes = [step(stepper, rewards=(1.0, 1.0)) for _ in range(2)]
+    assert outcomes[1].published is None
+    assert outcomes[1].after is not None
+    assert outcomes[1].after.register.count == 0
+
+
+@in_virtual_time
+async def test_one_step_that_changed_something_is_enough_for_an_update():
+    stepper, _ = a_stepper(publish_every=2)
+    step(stepper)
+    assert step(stepper, rewards=(1.0, 1.0)).published is not None
+
+
+@in_virtual_time
+async def test_a_restored_stepper_repeats_the_same_bytes():
+    stepper, policy = a_stepper()
+    step(stepper)
+    point = stepper.safe_point()
+    first = step(stepper).published
+    stepper.restore(point)
+    assert (stepper.register.count, digest(policy)) == (1, factors_digest(point.register.base))
+    again = step(stepper).published
+    assert first is not None
+    assert again is not None
+    assert (again.digest, again.clock) == (first.digest, first.clock)
+
+
+@in_virtual_time
+async def test_a_safe_point_is_not_moved_by_later_steps():
+    stepper, _ = a_stepper()
+    point = stepper.safe_point()
+    momentum = point.state["momentum.layer.lora_B.weight"].copy()
+    step(stepper)
+    assert point.register.count == 0
+    np.testing.assert_array_equal(point.state["momentum.layer.lora_B.weight"], momentum)
+
+
+@in_virtual_time
+async def test_what_was_trained_since_a_safe_point_does_not_count_towards_the_next_update():
+    stepper, _ = a_stepper(publish_every=2)
+    point = stepper.safe_point()
+    step(stepper)
+    stepper.restore(point)
+    assert [step(stepper).due, step(stepper).due] == [False, True]
+
+
+@in_virtual_time
+async def test_merging_between_steps_keeps_unpublished_progress_and_momentum():
+    stepper, policy = a_stepper(publish_every=2)
+    step(stepper)
+    before, momentum = policy.factors(), policy.state()
+    factors = an_update(GENESIS, 1)
+    manifest = Manifest(path="r/u/b/1", kind=EntryKind.UPDATE, run="r", author="b", count=1, weight=0.5, files=())
+    stepper.merge("b", Update(manifest, factors))
+    for name, tensor in policy.factors().items():
+        np.testing.assert_allclose(tensor, before[name] + 1, atol=1e-6)
+        if f"momentum.{name}" in momentum:
+            np.testing.assert_array_equal(policy.state()[f"momentum.{name}"], momentum[f"momentum.{name}"])
+    outcome = step(stepper)
+    assert outcome.published is not None
+    assert (outcome.published.clock, outcome.published.version) == (a_clock(b=1, **{"learner-1": 1}), 1.5)
+
+
+@in_virtual_time
+async def test_three_steps_a_restart_and_three_more_are_six_steps():
+    """Momentum, counts and factors are all there is to resume."""
+    whole, policy = a_stepper()
+    for _ in range(6):
+        step(whole)
+    first, _ = a_stepper()
+    published = [step(first).published for _ in range(3)][-1]
+    assert published is not None
+    register = Register("learner-1", GENESIS)
+    register.resume(published.update, 3, published.own_weight)
+    resumed_policy = FakePolicy()
+    resumed = Stepper(resumed_policy, register, 1, VirtualClock())
+    resumed.load_state(first.safe_point().state)
+    for _ in range(3):
+        step(resumed)
+    assert digest(resumed_policy) == digest(policy)
+    assert resumed_policy.updates_seen == [3, 4, 5]

@@ -1,0 +1,1 @@
+"""The swarm on one thread under virtual time: real roles, in-memory ports."""
