@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import errors, snapshot_download
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the HTTP client in use
+from safetensors import safe_open
 
 from protocol.errors import OperatorError
 from protocol.runspec import ModelSpec
@@ -111,6 +112,15 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
         raise OperatorError(f"no tokenizer can be read from {directory}: {_first_line(exc)}") from exc
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     return tokenizer
+
+
+def weight_names(directory: Path) -> set[str]:
+    """Names of all tensors in the model's safetensors files; reads their headers only."""
+    names: set[str] = set()
+    for path in sorted(directory.glob("*.safetensors")):
+        with safe_open(path, framework="numpy") as file:
+            names.update(file.keys())
+    return names
 
 
 class Detokenizer:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from node.models import pin
+from node.models import load_tokenizer, pin, resolve_model, weight_names
 from node.nats_bus import NatsBus
 from node.stores import create_store, open_store
 from protocol.codec import decode_as, encode
@@ -18,6 +18,11 @@ from protocol.messages import RunState
 from protocol.runspec import RunSpec
 from protocol.subjects import SPEC_KEY, Bucket
 from roles.tasks.open import open_tasks
+from roles.tasks.prompts import PromptBuilder
+from roles.verifier.rewards.registry import open_reward
+
+CHECKED_ROWS = 1000
+"""Prompts that ``check_run`` builds; a learner builds them all."""
 
 
 def read_run_file(path: Path) -> RunSpec:
@@ -41,12 +46,30 @@ def pin_run(spec: RunSpec, models: Path) -> RunSpec:
     store = spec.store
     if not urlsplit(store.url).scheme:
         store = store.model_copy(update={"url": Path(store.url).expanduser().resolve().as_uri()})
+    open_store(store, models)  # refuses a URL of no store
     changes = {
         "model": model,
         "tasks": spec.tasks.model_copy(update={"digest": tasks.digest}),
         "store": store,
     }
     return spec.model_copy(update=changes)
+
+
+def check_run(spec: RunSpec, models: Path) -> None:
+    """Find now what every node would find later: prompts that do not fit, rewards and LoRA targets that
+    do not exist. Slow (loads the tokenizer). Raises OperatorError."""
+    model = resolve_model(spec.model, models)
+    prompts = PromptBuilder(load_tokenizer(model.directory), spec.tasks)
+    tasks = open_tasks(spec.tasks, spec.seed, Path.cwd())
+    limit = spec.sampling.max_new_tokens
+    prompts.select(tasks.train[:CHECKED_ROWS], context_tokens=model.context_tokens, max_new_tokens=limit)
+    for reward in spec.rewards:
+        open_reward(reward)
+    if not isinstance(spec.lora.target_modules, str):
+        modules = {name.removesuffix(".weight") for name in weight_names(model.directory)}
+        for target in spec.lora.target_modules:
+            if not any(module == target or module.endswith(f".{target}") for module in modules):
+                raise OperatorError(f"lora.target_modules: {spec.model.ref} has no module named {target!r}")
 
 
 async def create_run(bus: NatsBus, spec: RunSpec, identity: Identity, cache: Path) -> bool:
@@ -89,6 +112,11 @@ def _same(spec: RunSpec, found: RunState) -> bool:
             f"or restore its settings (theirs {found.spec_digest}, yours {spec.digest})"
         )
     return False
+
+
+async def check_run_off_loop(spec: RunSpec, models: Path) -> None:
+    """``check_run`` on a thread."""
+    await asyncio.to_thread(check_run, spec, models)
 
 
 async def pin_run_off_loop(spec: RunSpec, models: Path) -> RunSpec:

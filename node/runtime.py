@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from protocol.errors import FencedError, GrpoError, OperatorError
+from protocol.errors import FencedError, GrpoError, OperatorError, StoreDenied
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ def explain(exc: BaseException) -> int:
     causes = flatten(exc)
     if all(isinstance(cause, KeyboardInterrupt | asyncio.CancelledError) for cause in causes):
         return EXIT_IMPATIENT
-    known = [cause for cause in causes if isinstance(cause, OperatorError | FencedError)]
+    known = [cause for cause in causes if isinstance(cause, OperatorError | FencedError | StoreDenied)]
     if known:
         print(f"grpo-node: {known[0]}", file=sys.stderr)  # noqa: T201 the last word goes to the person
         return EXIT_OPERATOR

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from node.plot import save_curve
-from node.runs import pin_run_off_loop
+from node.runs import check_run_off_loop, pin_run_off_loop
 from node.settings import Environment
 from node.swarm import Swarm, open_swarm, peers_for
 from protocol.codec import decode_as
@@ -35,6 +35,7 @@ async def bring_up(
     await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
     audience.say(f"reading model and tasks of run {spec.name}")
     pinned = await pin_run_off_loop(spec, environment.places.models)
+    await check_run_off_loop(pinned, environment.places.models)
     async with open_swarm(pinned, environment, directory, peers_for(*counts, environment)) as swarm:
         audience.say(f"started {', '.join(swarm.alive)}; logs in {directory / 'logs'}")
         shower = asyncio.create_task(swarm.show_to(audience.show))

@@ -105,10 +105,10 @@ class Evaluator:
             evaluation.scores += [reward for reward in rewards if reward is not None]
             evaluation.unscorable += rewards.count(None)
             evaluation.waiting.discard(verified.group_id)
-            if not evaluation.waiting:
-                await self._conclude(evaluation)
         # Counted first: what has left the queues and was not counted is lost.
         await self._ring.settle(delivery)
+        if evaluation is not None and not evaluation.waiting:
+            await self._conclude(evaluation)
 
     async def _look_for_lost(self) -> None:
         """A group may end as a dead letter; an evaluation must not wait for it for ever."""
@@ -134,7 +134,6 @@ class Evaluator:
         return list({id(evaluation): evaluation for evaluation in self._running.values()}.values())
 
     async def _conclude(self, evaluation: Evaluation) -> None:
-        evaluation.done.set()
         if not self._running:
             self._begun.clear()
             self._over.set()
@@ -147,6 +146,7 @@ class Evaluator:
             unscorable=evaluation.unscorable,
             lost=evaluation.lost,
         )
+        evaluation.done.set()  # last: whoever waits for it may end this loop
 
 
 def eval_tasks(spec: RunSpec, problems: Sequence[Prompt], clock: VectorClock) -> list[Task]:

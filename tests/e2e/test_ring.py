@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import structlog
 from safetensors.numpy import load_file
@@ -27,7 +28,7 @@ async def the_head(swarm: Swarm) -> Head:
     return decode_as(entry.value, Head)
 
 
-async def steps_of(swarm: Swarm, count: int) -> list[dict]:
+async def steps_of(swarm: Swarm, count: int) -> list[dict[str, Any]]:
     """The first ``count`` step_trained events, from the beginning."""
     found = []
     async for frame in swarm.bus.events(replay=True):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from node.cli.main import main
+from node.settings import read_environment
 
 RUN_FILE = """
 name = "sums"
@@ -18,6 +19,8 @@ ref = "builtin:tiny"
 [tasks]
 source = "builtin:sort-digits"
 template = "{prompt}"
+[sampling]
+max_new_tokens = 5
 [store]
 url = "store"
 """
@@ -30,6 +33,11 @@ def fails(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     """Run a command that must fail; returns its one line on standard error."""
     for name in ("GRPO_BROKER", "GRPO_TOKEN"):
         monkeypatch.delenv(name, raising=False)
+    # A home of its own, but the tiny model of the real one: it takes seconds to make.
+    (tmp_path / "home").mkdir()
+    models = read_environment().places.models
+    models.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "home" / "models").symlink_to(models)
     monkeypatch.setenv("GRPO_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
 
@@ -104,7 +112,7 @@ def test_bad_arguments_are_one_line(fails: Fails, arguments: list[str], says: st
         ('template = "{prompt}"', 'template = "{prompt}"\nheld_out = 20000', "held_out"),
         ('url = "store"', 'url = "ftp://somewhere"', "ftp"),
         ('url = "store"', 'url = "store"\n[lora]\nrank = 0', "lora.rank"),
-        ('url = "store"', 'url = "store"\n[sampling]\nmax_new_tokens = 5000', "max_new_tokens"),
+        ("max_new_tokens = 5", "max_new_tokens = 5000", "max_new_tokens"),
         ('url = "store"', 'url = "store"\n[lora]\ntarget_modules = ["q_prj"]', "q_prj"),
     ],
 )
