@@ -38,6 +38,6 @@ sim *args: setup
 e2e *args: setup
     @'{{ bin }}/python' -m pytest -m e2e "$@"
 
-# Measure one question: `just bench frames`; without a name, list them.
+# Measure one question: `just bench codec`; without a name, list them.
 bench *args: setup
     @'{{ bin }}/python' -m bench "$@"

@@ -2,7 +2,7 @@
 
 A bench says what it does on stderr and ends with one JSON object on the last line of stdout:
 
-    {"bench": "frames", "figures": {…}, "goals": [{"name", "value", "goal", "met"}, …], "machine": {…}}
+    {"bench": "codec", "figures": {…}, "goals": [{"name", "value", "goal", "met"}, …], "machine": {…}}
 
 With ``--json`` only that line goes to stdout; without it a person gets the figures as text first.
 """

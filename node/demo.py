@@ -63,7 +63,7 @@ state_every = 10
 export_every = 0
 
 [loss]
-advantage_scale = "std"
+advantage_scale = "none"
 
 [staleness]
 max_staleness = 4

@@ -43,12 +43,15 @@ class Peer:
     options: tuple[str, ...] = ()
 
 
-def peers_for(learners: int, samplers: int, verifiers: int, environment: Environment) -> list[Peer]:
-    """Peers ``learner-1``, ``sampler-1``… with the cores divided among those that compute."""
+def peers_for(
+    learners: int, samplers: int, verifiers: int, environment: Environment, threads: int | None = None
+) -> list[Peer]:
+    """Peers ``learner-1``, ``sampler-1``… with the cores divided among those that compute, or with
+    ``threads`` each."""
     wanted: list[tuple[Role, int]] = [("learner", learners), ("sampler", samplers), ("verifier", verifiers)]
     peers = [Peer(f"{role}-{i + 1}", (role,)) for role, count in wanted for i in range(count)]
-    threads = share_threads(environment, [peer.roles for peer in peers])
-    return [replace(peer, threads=count) for peer, count in zip(peers, threads, strict=True)]
+    shares = share_threads(environment, [peer.roles for peer in peers])
+    return [replace(peer, threads=threads or share) for peer, share in zip(peers, shares, strict=True)]
 
 
 class Swarm:

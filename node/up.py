@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from node.plot import save_curve
 from node.runs import check_run_off_loop, pin_run_off_loop
 from node.settings import Environment
-from node.swarm import Swarm, open_swarm, peers_for
+from node.swarm import Peer, Swarm, open_swarm
 from protocol.codec import decode_as
 from protocol.messages import Head
 from protocol.runspec import RunSpec
@@ -29,14 +30,14 @@ class Audience(Protocol):
 
 
 async def bring_up(
-    environment: Environment, spec: RunSpec, directory: Path, counts: tuple[int, int, int], audience: Audience
+    environment: Environment, spec: RunSpec, directory: Path, peers: Sequence[Peer], audience: Audience
 ) -> dict[str, object]:
     """Run until the last update; returns what happened. The same call later continues the run."""
     await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
     audience.say(f"reading model and tasks of run {spec.name}")
     pinned = await pin_run_off_loop(spec, environment.places.models)
     await check_run_off_loop(pinned, environment.places.models)
-    async with open_swarm(pinned, environment, directory, peers_for(*counts, environment)) as swarm:
+    async with open_swarm(pinned, environment, directory, peers) as swarm:
         audience.say(f"started {', '.join(swarm.alive)}; logs in {directory / 'logs'}")
         shower = asyncio.create_task(swarm.show_to(audience.show))
         try:

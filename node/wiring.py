@@ -100,14 +100,25 @@ async def build_learner(ground: Ground) -> Part:
     """The learner: trains on this node's device."""
     from roles.learner.torch_policy import TorchPolicy
 
-    spec, offload = ground.spec, ThreadOffload("learner")
+    spec, offload, aside = ground.spec, ThreadOffload("learner"), ThreadOffload("learner-files")
     tasks, prompts = await asyncio.to_thread(_open_prompts, ground)
     chosen = {split: _select(ground, tasks, prompts, split) for split in _SPLITS}
     policy = await offload(lambda: TorchPolicy.open(ground.model.directory, spec, ground.settings.device))
     learner = Learner(
-        ground.ring("learner"), ground.store, policy, offload, chosen["train"], chosen["held_out"]
+        ground.ring("learner"),
+        ground.store,
+        policy,
+        offload=offload,
+        aside=aside,
+        train=chosen["train"],
+        held_out=chosen["held_out"],
     )
-    return Part("learner", learner.run, lambda: learner.clock, lambda: learner.busy, offload.close)
+
+    async def close() -> None:
+        await offload.close()
+        await aside.close()
+
+    return Part("learner", learner.run, lambda: learner.clock, lambda: learner.busy, close)
 
 
 async def build_sampler(ground: Ground) -> Part:

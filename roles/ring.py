@@ -232,9 +232,15 @@ async def until(stop: asyncio.Event, work: Awaitable[T]) -> T | None:
 
 
 async def cancelled(*work: asyncio.Future[Any]) -> None:
-    """Cancel what still runs and wait for its end; unlike awaiting it, this lets the caller be cancelled."""
+    """Cancel what still runs and wait for its end; unlike awaiting it, this lets the caller be cancelled.
+
+    What it raised on the way is nobody's concern any more, unless the caller asks for its result.
+    """
     pending = {task for task in work if not task.done()}
     for task in pending:
         task.cancel()
     if pending:
         await asyncio.wait(pending)
+    for task in work:
+        if not task.cancelled():
+            task.exception()

@@ -144,7 +144,9 @@ class Ground:
         factors = FakePolicy().genesis(self.spec.seed)
         digest = factors_digest(factors)
         path = f"{self.spec.name}/genesis/{digest[:16]}"
-        await self.publish(path, EntryKind.GENESIS, {WEIGHTS_FILE: factors_bytes(factors)}, policy_digest=digest)
+        await self.publish(
+            path, EntryKind.GENESIS, {WEIGHTS_FILE: factors_bytes(factors)}, policy_digest=digest
+        )
         await self.bus().put(Bucket.RUN, GENESIS_KEY, f"{path} {digest}".encode())
         return factors
 
@@ -165,10 +167,11 @@ class Ground:
         data: bytes | None = None,
         peers: dict[str, int] | None = None,
     ) -> Head:
-        """Store update ``count`` (every entry ``count``) and commit its head; one learner's unless ``peers``."""
+        """Store update ``count`` (every entry ``count``) and commit its head; its clock has ``peers`` too."""
         update = an_update(genesis, count)
-        clock = VectorClock.of({**(peers or {}), learner: count})
-        digest = factors_digest(compose(genesis, {learner: update})) if not peers else ""
+        counts = {**(peers or {}), learner: count}
+        clock = VectorClock.of(counts)
+        digest = factors_digest(compose(genesis, {who: an_update(genesis, n) for who, n in counts.items()}))
         path = f"{self.spec.name}/updates/{learner}/{count}-test"
         key = head_key(learner)
         before = self.run.buckets[Bucket.POLICY].get(key)

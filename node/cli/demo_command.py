@@ -12,7 +12,7 @@ import typer
 
 from node.settings import prepare_process, read_environment
 
-UPDATES = 160
+UPDATES = 200
 
 
 def demo(

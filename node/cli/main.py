@@ -101,7 +101,8 @@ def main(arguments: list[str] | None = None) -> None:
     except typer.Abort:
         sys.exit(EXIT_IMPATIENT)
     except UsageError as exc:
-        if not exc.message:  # no arguments: the help was shown already
+        if type(exc).__name__ == "NoArgsIsHelpError":
+            print(exc.format_message())
             sys.exit(EXIT_OPERATOR)
         where = exc.ctx.command_path if exc.ctx else "grpo-node"
         print(f"grpo-node: {exc.format_message()} (see: {where} --help)", file=sys.stderr)

@@ -93,6 +93,9 @@ def up(
     learners: Annotated[int, typer.Option(min=1, help="Learner processes.")] = 1,
     samplers: Annotated[int, typer.Option(min=1, help="Sampler processes.")] = 1,
     verifiers: Annotated[int, typer.Option(min=1, help="Verifier processes.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of each peer; default: the cores are divided.")
+    ] = None,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Where broker, logs and curve go. [default: .grpo/NAME]")
     ] = None,
@@ -104,14 +107,15 @@ def up(
     """
     from node.cli.show import run_shown
     from node.runs import read_run_file
+    from node.swarm import peers_for
     from node.up import bring_up
 
     _set_up_logs("warning")
     environment = read_environment()
     spec = read_run_file(file)
     place = directory or Path(".grpo") / spec.name
-    counts = (learners, samplers, verifiers)
-    outcome = run_shown(lambda show: bring_up(environment, spec, place, counts, show), as_json=as_json)
+    peers = peers_for(learners, samplers, verifiers, environment, threads)
+    outcome = run_shown(lambda show: bring_up(environment, spec, place, peers, show), as_json=as_json)
     if as_json:
         print(json.dumps(outcome))
 

@@ -44,7 +44,7 @@ class Shower:
 
     def say(self, text: str) -> None:
         """One line that stays."""
-        self._console.print(f"[bold cyan]·[/] {text}", highlight=False)
+        self._console.print(f"[bold cyan]·[/] {text}", highlight=False, soft_wrap=True)
 
     def show(self, swarm: Swarm) -> None:
         """The swarm as it is now."""
@@ -52,7 +52,7 @@ class Shower:
             self._live.update(panel(swarm))
         elif time.monotonic() - self._last_line >= LINE_EVERY_S and swarm.progress.rewards:
             self._last_line = time.monotonic()
-            self._console.print(swarm.progress.line(swarm.alive), highlight=False)
+            self._console.print(swarm.progress.line(swarm.alive), highlight=False, soft_wrap=True)
 
 
 def panel(swarm: Swarm) -> Panel:

@@ -243,12 +243,17 @@ class Committer:
         except DecodeError:
             nonce = ""  # not even a head: somebody else's all the same
         if nonce != head.nonce:
-            raise FencedError(
-                f"another process trains as learner {head.learner!r}; stop one of them or start this one "
-                f"under another --name"
-            )
+            raise fenced(head.learner)
         self.revision = entry.revision
         return True
+
+
+def fenced(learner: str) -> FencedError:
+    """What to tell the person who started the same learner twice."""
+    return FencedError(
+        f"another process trains as learner {learner!r}; stop one of them or start this one "
+        f"under another --name"
+    )
 
 
 def nothing_committed(run: str, learner: str) -> Head:

@@ -80,9 +80,7 @@ class FakePolicy:
 
     def restore(self, state: State) -> None:
         """Return to a saved state. Raises KeyError if it is another policy's."""
-        self._momentum = {
-            name: np.array(state[f"momentum.{name}"], np.float32) for name in self._momentum
-        }
+        self._momentum = {name: np.array(state[f"momentum.{name}"], np.float32) for name in self._momentum}
         self._steps = int(state["steps"][0])
 
 

@@ -30,7 +30,7 @@ from roles.learner.buffer import Buffer, Candidate, Dropped
 from roles.learner.caretaker import Caretaker, Committed
 from roles.learner.checkpoint import claim_genesis, find_head, load_state
 from roles.learner.collector import Collector
-from roles.learner.committer import GROUPS_MAX, STEPS_WAITING_MAX, Committer, FinishedStep
+from roles.learner.committer import GROUPS_MAX, STEPS_WAITING_MAX, Committer, FinishedStep, fenced
 from roles.learner.evaluation import Evaluator
 from roles.learner.issuer import Issuer, TaskStream
 from roles.learner.peers import Peers
@@ -57,26 +57,30 @@ class Learner:
         ring: Ring,
         store: AdapterStore,
         policy: Policy,
+        *,
         offload: Offload,
+        aside: Offload,
         train: Sequence[Prompt],
         held_out: Sequence[Prompt],
     ) -> None:
-        """All heavy work goes through ``offload``; nothing happens before ``run``."""
+        """``offload`` runs what touches the policy, ``aside`` what prepares and reads files, so that no
+        upload ever waits for a step; nothing happens before ``run``."""
         self._ring = ring
         self._spec = ring.spec
         self._store = store
         self._policy = policy
         self._offload = offload
-        self._policies = Policies(ring, store, offload)
+        self._aside = aside
+        self._policies = Policies(ring, store, aside)
         self._buffer = Buffer(ring.spec.staleness.max_staleness)
         credit = ring.spec.learner.groups_per_update * (
             ring.spec.learner.publish_every + STEPS_WAITING_MAX + 1
         )
         self._collector = Collector(ring, self._buffer, self._policies, credit)
-        self._committer = Committer(ring, store, offload, self._on_commit)
+        self._committer = Committer(ring, store, aside, self._on_commit)
         evaluator = Evaluator(ring, held_out)
         self._peers = Peers(ring)
-        self._caretaker = Caretaker(ring, store, offload, evaluator, lambda: self._peers.leads)
+        self._caretaker = Caretaker(ring, store, aside, evaluator, lambda: self._peers.leads)
         stream = TaskStream(ring.spec, ring.identity.node, train)
         self._issuer = Issuer(ring, stream, lambda: self.clock, lambda: self._peers.count)
         self._feeders = (self._issuer, self._collector)
@@ -146,7 +150,7 @@ class Learner:
         if head is not None and head.count:
             self._policies.note_head(head)
             own = functools.partial(self._policies.update, head.learner, head.count)
-            update = await self._ring.persist(own)
+            update = await self._policies.insist(own)
             register.resume(update.factors, head.count, head.weight)
             self._caretaker.start_at(head.count)
         every = self._spec.learner.publish_every
@@ -154,7 +158,7 @@ class Learner:
         await self._peers.look()
         await self._merge_peers(await self._ring.persist(self._policies.read_heads))
         if head is not None and head.count:
-            state = await load_state(self._ring, self._store, self._offload, head)
+            state = await load_state(self._ring, self._store, self._aside, head)
             if state is not None:
                 await self._offload(lambda: self._stepper.load_state(state))
             await self._ring.tell("learner_resumed", clock=head.clock.text, version=register.version)
@@ -253,6 +257,8 @@ class Learner:
         except BusError as exc:
             self._ring.log.warning("merge_postponed", error=str(exc) or type(exc).__name__)
             return
+        if newest[self._ring.identity.node] > self._stepper.register.count:
+            raise fenced(self._ring.identity.node)
         for group_id in self._buffer.ahead_of(newest):
             self._buffer.drop(group_id, DropReason.AHEAD)  # ahead of every head: a fault of its sender
         await self._merge_peers(newest)

@@ -83,4 +83,4 @@ def factors_digest(factors: Factors) -> str:
 
 def policy_name(clock: VectorClock, digest: str) -> str:
     """The engine-side name of a policy. It names bytes, so it is never reused for other weights."""
-    return f"policy-{clock.digest[:8]}-{digest[:12]}"
+    return f"policy-{clock.digest[:8]}-{digest[:32]}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from protocol.clock import GENESIS, VectorClock
 from protocol.codec import decode
@@ -26,10 +28,14 @@ from roles.policy.compose import (
 from roles.policy.peft_export import read_factors
 from roles.ring import Ring
 
+T = TypeVar("T")
+
 GENESIS_POLL_S = 0.25
 PREVIOUS = "previous"
 """Key in an update's manifest: the path of its author's update before this one, which was committed too."""
 
+INSIST_TRIES = 5
+INSIST_WAIT_S = 1.0
 UPDATES_CACHED = 16
 """Updates kept in memory; pinned evaluation may ask for a recent clock again."""
 
@@ -76,12 +82,22 @@ class Policies:
     async def start(self) -> None:
         """Wait until genesis is claimed and load it. Raises StoreError if it is unusable."""
         path, _, digest = (await self._claim()).partition(" ")
-        directory = await self._ring.persist(lambda: self._store.fetch(path))
-        self.genesis_author = (await self._ring.persist(lambda: self._store.manifest(path))).author
+        directory = await self.insist(lambda: self._store.fetch(path))
+        self.genesis_author = (await self.insist(lambda: self._store.manifest(path))).author
         self.genesis = await self._offload(lambda: _read(directory / WEIGHTS_FILE))
         self.genesis_digest = factors_digest(self.genesis)
         if self.genesis_digest != digest:
             raise StoreCorrupt(f"{path}: genesis is not the one the run claimed")
+
+    async def insist(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Ask the store for what must be there: damage on the way, or a listing that lags, passes."""
+        for _ in range(INSIST_TRIES - 1):
+            try:
+                return await self._ring.persist(request)
+            except (StoreCorrupt, StoreNotFound) as exc:
+                self._ring.log.warning("request_retried", error=str(exc), wait_s=INSIST_WAIT_S)
+            await self._ring.pause(INSIST_WAIT_S)
+        return await self._ring.persist(request)
 
     async def read_heads(self) -> VectorClock:
         """Read all heads from the broker; returns their join. Raises BusError."""

@@ -13,10 +13,10 @@ from protocol.messages import Task
 from protocol.ports import Delivery, QueueDepth
 from protocol.reasons import DeadReason
 from protocol.subjects import Queue
-from roles.ring import PAYLOAD_KEPT, Ring, cancelled, nap, until
+from roles.ring import PAYLOAD_KEPT, Ring, cancelled
 from tests.build import a_group, a_runspec, a_task, an_identity
 from tests.ground import Ground, Handed
-from tests.sim.virtual_time import VirtualClock, in_virtual_time
+from tests.sim.virtual_time import in_virtual_time
 
 SPEC = a_runspec(sampling={"max_new_tokens": 5, "ack_wait_s": 3.0})
 
@@ -58,7 +58,12 @@ async def test_what_no_node_can_use_is_buried_with_its_reason(
     ground = Ground(tmp_path, SPEC)
     assert await ground.ring().receive(delivery, Queue.TASK, Task) is None
     (letter,) = ground.dead
-    assert (letter.reason, letter.group_id, letter.queue, letter.node) == (reason, group_id, "task", "learner-1")
+    assert (letter.reason, letter.group_id, letter.queue, letter.node) == (
+        reason,
+        group_id,
+        "task",
+        "learner-1",
+    )
     assert letter.payload.tobytes() == delivery.data[:PAYLOAD_KEPT]
     assert delivery.said == ["reject"]
     delivery.said.clear()
@@ -99,7 +104,9 @@ async def test_sending_waits_through_absence_and_back_pressure(tmp_path: Path):
 
 
 @in_virtual_time
-async def test_persistence_ends_only_with_success_cancellation_or_an_error_that_repeating_cannot_heal(tmp_path: Path):
+async def test_persistence_ends_only_with_success_cancellation_or_an_error_that_repeating_cannot_heal(
+    tmp_path: Path,
+):
     ring = Ground(tmp_path, SPEC).ring()
     calls = 0
 
@@ -173,7 +180,9 @@ class Handler:
             raise
 
 
-async def taken(ground: Ground, seconds: float, *, stop_after_s: float, drain_s: float) -> tuple[Handler, float]:
+async def taken(
+    ground: Ground, seconds: float, *, stop_after_s: float, drain_s: float
+) -> tuple[Handler, float]:
     """Three deliveries at once, a stop, and how long the drain took."""
     await send(ground, *(a_frame(group_id=f"learner-1.{n}") for n in range(3)))
     ring, stop = ground.ring(), asyncio.Event()
@@ -249,85 +258,3 @@ async def test_telemetry_never_fails_the_work_it_tells_of(tmp_path: Path):
     assert {key: value for key, value in fields.items() if key != "reason"} == {"accepted": 7}
     bus.away = True
     await ring.tell("group_verified", accepted=1)
-
-
-@in_virtual_time
-async def test_a_nap_ends_early_when_woken_and_the_next_one_does_not():
-    clock, wake = VirtualClock(), asyncio.Event()
-    asyncio.get_running_loop().call_later(1.0, wake.set)
-    await nap(clock, 10.0, wake)
-    assert clock.monotonic() == pytest.approx(1.0)
-    await nap(clock, 10.0, wake)
-    assert clock.monotonic() == pytest.approx(11.0)
-
-
-@in_virtual_time
-async def test_a_nap_that_was_woken_before_it_began_ends_at_once():
-    clock, wake = VirtualClock(), asyncio.Event()
-    wake.set()
-    await nap(clock, 10.0, wake)
-    assert (clock.monotonic(), wake.is_set()) == (0.0, False)
-
-
-@in_virtual_time
-async def test_until_gives_the_result_or_nothing_once_stopped():
-    clock, stop = VirtualClock(), asyncio.Event()
-
-    async def work(seconds: float) -> str:
-        await clock.sleep(seconds)
-        return "done"
-
-    assert await until(stop, work(1.0)) == "done"
-    asyncio.get_running_loop().call_later(1.0, stop.set)
-    assert await until(stop, work(60.0)) is None
-    assert clock.monotonic() == pytest.approx(2.0)
-
-
-@in_virtual_time
-async def test_until_keeps_a_result_that_comes_at_the_moment_of_the_stop():
-    stop, made = asyncio.Event(), asyncio.Event()
-
-    async def stubborn() -> str:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            made.set()
-        return "a delivery that was already taken"
-
-    asyncio.get_running_loop().call_later(1.0, stop.set)
-    assert await until(stop, stubborn()) == "a delivery that was already taken"
-
-
-@in_virtual_time
-async def test_until_raises_what_the_work_raises():
-    async def fail() -> None:
-        raise StoreUnavailable("away")
-
-    with pytest.raises(StoreUnavailable):
-        await until(asyncio.Event(), fail())
-
-
-@in_virtual_time
-async def test_a_caller_that_is_cancelled_while_it_cleans_up_is_cancelled():
-    clock = VirtualClock()
-
-    async def slow_to_end() -> None:
-        try:
-            await clock.sleep(100.0)
-        except asyncio.CancelledError:
-            await clock.sleep(5.0)
-            raise
-
-    stop = asyncio.Event()
-
-    async def caller() -> str:
-        await until(stop, slow_to_end())
-        return "went on as if nothing had happened"
-
-    calling = asyncio.ensure_future(caller())
-    await clock.sleep(1.0)
-    stop.set()
-    await clock.sleep(1.0)
-    calling.cancel()
-    await asyncio.wait({calling})
-    assert calling.cancelled()

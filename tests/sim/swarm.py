@@ -31,14 +31,14 @@ from protocol.subjects import Bucket, Queue
 from roles.learner.fake_policy import SHAPES, FakePolicy
 from roles.learner.learner import Learner
 from roles.policy.compose import Factors, factors_digest
-from roles.ring import Ring
+from roles.ring import Ring, cancelled
 from roles.sampler.fake_engine import FakeEngine
 from roles.sampler.sampler import Sampler
 from roles.tasks.prompts import Prompt
 from roles.tasks.taskset import Row, TaskSet
 from roles.verifier.checks import Rules
 from roles.verifier.rewards.scorer import Scorer
-from roles.verifier.verifier import Verifier
+from roles.verifier.verifier import TextDecoder, Verifier
 from tests.build import a_runspec
 from tests.sim.virtual_time import VirtualClock
 
@@ -50,7 +50,7 @@ STEP_S = 0.2
 """What a learner's heavy work takes."""
 
 
-def a_small_run(**changes: dict[str, Any]) -> RunSpec:
+def a_small_run(seed: int = 0, **changes: dict[str, Any]) -> RunSpec:
     """A run of eight updates with four groups of four each; ``changes`` override within its tables."""
     tables: dict[str, dict[str, Any]] = {
         "sampling": {"group_size": 4, "max_new_tokens": 3, "ack_wait_s": 3.0, "deadline_s": 20.0},
@@ -58,13 +58,13 @@ def a_small_run(**changes: dict[str, Any]) -> RunSpec:
         "staleness": {"max_staleness": 4},
         "eval": {"every": 4, "problems": 3},
     }
-    seed = changes.pop("seed", 0)
     return a_runspec(seed=seed, **{name: table | changes.get(name, {}) for name, table in tables.items()})
 
 
-def some_tasks() -> TaskSet:
-    """Sixteen rows to train on, four to evaluate on."""
-    rows = [Row(str(number), "even", f"row {number}") for number in range(20)]
+def some_tasks(unanswered: int = 0) -> TaskSet:
+    """Sixteen rows to train on, four to evaluate on; the first ``unanswered`` cannot be scored."""
+    answers = ["" if number < unanswered else "even" for number in range(20)]
+    rows = [Row(str(number), answer, f"row {number}") for number, answer in enumerate(answers)]
     return TaskSet(rows[:16], rows[16:], (), "digest")
 
 
@@ -147,8 +147,7 @@ class Peer:
     async def crash(self) -> None:
         """Kill -9: from now on nothing of this node reaches anybody."""
         await self.bus.close()
-        self.work.cancel()
-        await asyncio.wait({self.work})
+        await cancelled(self.work)
 
     async def drain(self) -> None:
         """SIGTERM: returns when the node has left. Raises what ended it."""
@@ -159,19 +158,24 @@ class Peer:
 class World:
     """Broker, bucket, and whoever plays in it. Made inside a simulation."""
 
-    def __init__(self, spec: RunSpec, directory: Path, *, faults: Faults = no_faults) -> None:
+    def __init__(
+        self, spec: RunSpec, directory: Path, *, tasks: TaskSet | None = None, faults: Faults = no_faults
+    ) -> None:
         self.spec = spec
         self.clock: Clock = VirtualClock()
         self.broker = MemoryBroker(self.clock)
         self.bucket = MemoryBucket()
         self.seen = Seen()
-        self.tasks = some_tasks()
+        self.tasks = tasks or some_tasks()
         self.broker_is_away = False
+        self.decoder: TextDecoder = Parity()
+        self.misread: set[str] = set()
+        """Prompts that the verifier has other tokens for: their groups end as dead letters."""
         self.policies: list[FakePolicy] = []
         """Of each learner process, in the order of their starts."""
         self._directory = directory
         self._faults = faults
-        self._started = 0
+        self._stores = 0
 
     async def create(self) -> None:
         """Create the run."""
@@ -192,7 +196,15 @@ class World:
             policy = FakePolicy()
             self.policies.append(policy)
             train, held_out = (self._prompts(rows) for rows in (self.tasks.train, self.tasks.held_out))
-            learner = Learner(ring, store, policy, self._offload, train, held_out)
+            learner = Learner(
+                ring,
+                store,
+                policy,
+                offload=self._offload,
+                aside=self._offload,
+                train=train,
+                held_out=held_out,
+            )
             return Part("learner", learner.run, lambda: learner.clock, lambda: learner.busy, _nothing)
 
         return self._start(name, "learner", part)
@@ -211,17 +223,20 @@ class World:
         """Start a verifier."""
 
         def part(ring: Ring, _store: MemoryStore) -> Part:
-            rules = Rules(frozenset({EOS_ID}), VOCAB, self.tasks, prompt_token_ids)
-            verifier = Verifier(ring, rules, Parity(), Scorer(self.spec.rewards))
+            rules = Rules(frozenset({EOS_ID}), VOCAB, self.tasks, self._as_the_verifier_reads_it)
+            verifier = Verifier(ring, rules, self.decoder, Scorer(self.spec.rewards))
             return Part("verifier", verifier.run, VectorClock, lambda: verifier.busy, _nothing)
 
         return self._start(name, "verifier", part)
 
+    def store(self) -> MemoryStore:
+        """The bucket as one more node sees it."""
+        self._stores += 1
+        cache = EntryCache(self._directory / f"store-{self._stores}")
+        return MemoryStore(self.bucket, cache, self.clock, timeout_s=1.0, faults=self._faults)
+
     def _start(self, name: str, role: str, part: Callable[[Ring, MemoryStore], Part]) -> Peer:
-        self._started += 1
-        bus, identity = SimBus(self, name), Identity.deterministic(name)
-        cache = EntryCache(self._directory / f"{name}-{self._started}")
-        store = MemoryStore(self.bucket, cache, self.clock, timeout_s=1.0, faults=self._faults)
+        bus, identity, store = SimBus(self, name), Identity.deterministic(name), self.store()
         ring = Ring(bus, identity, self.spec, role, self.clock)
         presence = Presence(Ring(bus, identity, self.spec, "node", self.clock), (role,), {})
         stop = asyncio.Event()
@@ -231,6 +246,9 @@ class World:
     async def _offload(self, work: Callable[[], T]) -> T:
         await self.clock.sleep(STEP_S)
         return work()
+
+    def _as_the_verifier_reads_it(self, row: Row) -> list[int]:
+        return [] if row.prompt in self.misread else prompt_token_ids(row)
 
     def _prompts(self, rows: Sequence[Row]) -> list[Prompt]:
         return [Prompt(i, np.array(prompt_token_ids(row), np.int32)) for i, row in enumerate(rows)]

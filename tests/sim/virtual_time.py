@@ -60,7 +60,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.now
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> NoReturn:
+    def run_in_executor(self, *_args: Any) -> NoReturn:  # type: ignore[override]
         raise RuntimeError("no threads under virtual time: take heavy work as an argument")
 
     def _keep_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -22,7 +22,9 @@ def a_batch(*candidates: Candidate, loss: LossSpec | None = None, version: float
 
 def test_advantages_are_computed_within_each_group_however_rewards_arrived():
     batch = a_batch(
-        a_candidate("learner-1.1", rewards=(1, 0, 1, 0)), a_candidate("learner-1.2", rewards=(0, 0, 1, 0)), loss=STD
+        a_candidate("learner-1.1", rewards=(1, 0, 1, 0)),
+        a_candidate("learner-1.2", rewards=(0, 0, 1, 0)),
+        loss=STD,
     )
     first, second = ([s.advantage for s in batch.samples[i : i + 4]] for i in (0, 4))
     assert first == pytest.approx([0.8658754, -0.8658754, 0.8658754, -0.8658754], abs=1e-6)
@@ -65,5 +67,7 @@ def test_samples_carry_prompt_temperature_and_truncation():
 
 
 def test_the_mean_reward_is_over_all_scored_rollouts():
-    batch = a_batch(a_candidate(rewards=(1.0, 0.0, None)), a_candidate("learner-1.1", rewards=(1.0, 1.0, 1.0)))
+    batch = a_batch(
+        a_candidate(rewards=(1.0, 0.0, None)), a_candidate("learner-1.1", rewards=(1.0, 1.0, 1.0))
+    )
     assert batch.metrics["reward"] == pytest.approx(4 / 5)

@@ -70,7 +70,9 @@ def test_versions_that_differ_by_rounding_are_the_same_version():
 
 
 def test_fewer_than_two_scored_rollouts_teach_nothing():
-    buffer = filled(a_candidate(rewards=(None, 1.0, None)), a_candidate("learner-1.1", rewards=(None, 1.0, 0.0)))
+    buffer = filled(
+        a_candidate(rewards=(None, 1.0, None)), a_candidate("learner-1.1", rewards=(None, 1.0, 0.0))
+    )
     assert reasons(buffer) == {"learner-1.0": DropReason.UNSCORABLE}
     assert ids(buffer.take(2, GENESIS, 0.0)) == ["learner-1.1"]
 

@@ -24,7 +24,14 @@ from tests.sim.virtual_time import in_virtual_time
 def a_head(count: int, learner: str = "learner-1") -> Head:
     clock = a_clock(**{learner: count})
     return Head(
-        run="test", learner=learner, count=count, clock=clock, weight=count, path="", policy_digest="d", nonce="n"
+        run="test",
+        learner=learner,
+        count=count,
+        clock=clock,
+        weight=count,
+        path="",
+        policy_digest="d",
+        nonce="n",
     )
 
 
@@ -37,7 +44,9 @@ async def saved(ground: Ground, *counts: int) -> None:
         assert await save_state(ground.ring(), ground.store(), ground.offload, a_head(count), a_state(count))
 
 
-async def loaded(ground: Ground, count: int, *, faults: list[StoreFault] | None = None) -> tuple[int | None, list[str]]:
+async def loaded(
+    ground: Ground, count: int, *, faults: list[StoreFault] | None = None
+) -> tuple[int | None, list[str]]:
     """Steps of the state found for a head, and the warnings on the way."""
     troubles = list(faults or [])
     store = ground.store(lambda op, _path: troubles.pop(0) if op == "fetch" and troubles else None)
@@ -51,7 +60,9 @@ async def loaded(ground: Ground, count: int, *, faults: list[StoreFault] | None 
 async def test_two_learners_that_begin_at_once_have_one_genesis(tmp_path: Path):
     ground = Ground(tmp_path)
     rings = [ground.ring("learner-1"), ground.ring("learner-2")]
-    await asyncio.gather(*(claim_genesis(ring, ground.store(), FakePolicy(), ground.offload) for ring in rings))
+    await asyncio.gather(
+        *(claim_genesis(ring, ground.store(), FakePolicy(), ground.offload) for ring in rings)
+    )
     followers = [Policies(ring, ground.store(), ground.offload) for ring in rings]
     await asyncio.gather(*(policies.start() for policies in followers))
     assert followers[0].genesis_digest == followers[1].genesis_digest

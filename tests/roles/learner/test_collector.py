@@ -124,7 +124,9 @@ async def test_a_redelivered_group_that_was_committed_is_acknowledged_without_tr
 
 
 @in_virtual_time
-async def test_a_copy_that_comes_after_the_commit_is_acknowledged_even_if_the_lease_is_still_known(tmp_path: Path):
+async def test_a_copy_that_comes_after_the_commit_is_acknowledged_even_if_the_lease_is_still_known(
+    tmp_path: Path,
+):
     scene = await Scene.at(tmp_path)
     await scene.send(a_verified())
     async with running(scene.collector):
@@ -188,7 +190,9 @@ def misfits() -> dict[str, VerifiedGroup]:
 
 @pytest.mark.parametrize("fault", list(misfits()))
 @in_virtual_time
-async def test_a_group_that_could_stop_a_step_is_buried_whatever_its_verifier_says(tmp_path: Path, fault: str):
+async def test_a_group_that_could_stop_a_step_is_buried_whatever_its_verifier_says(
+    tmp_path: Path, fault: str
+):
     scene = await Scene.at(tmp_path)
     await scene.send(misfits()[fault])
     async with running(scene.collector):

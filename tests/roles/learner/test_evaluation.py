@@ -46,7 +46,9 @@ class Peers:
 
 def test_tasks_are_pinned_to_their_clock_and_of_the_held_out_split():
     tasks = eval_tasks(SPEC, PROMPTS[:3], CLOCK)
-    assert {(task.clock, task.pinned, task.split, task.group_size) for task in tasks} == {(CLOCK, True, "held_out", 2)}
+    assert {(task.clock, task.pinned, task.split, task.group_size) for task in tasks} == {
+        (CLOCK, True, "held_out", 2)
+    }
     assert [task.row for task in tasks] == [0, 1, 2]
 
 

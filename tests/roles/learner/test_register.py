@@ -23,10 +23,7 @@ def moved(factors: Factors, seed: int) -> Factors:
 
 
 def trained(register: Register, steps: int, weight: float = 1.0, seed: int = 0) -> list[Published]:
-    published = []
-    for step in range(steps):
-        published.append(register.publish(moved(register.base, seed + step), weight))
-    return published
+    return [register.publish(moved(register.base, seed + step), weight) for step in range(steps)]
 
 
 def test_a_published_policy_is_genesis_plus_the_update_in_bytes():
@@ -82,7 +79,9 @@ def test_merging_a_peer_keeps_unpublished_progress():
 
 
 def test_learners_that_publish_and_merge_in_any_order_reach_the_same_bytes():
-    own = {name: trained(Register(name, GENESIS), 2, weight=1 / 3, seed=i)[-1] for i, name in enumerate("abc")}
+    own = {
+        name: trained(Register(name, GENESIS), 2, weight=1 / 3, seed=i)[-1] for i, name in enumerate("abc")
+    }
     digests, versions = set(), set()
     for order in itertools.permutations("abc"):
         first, *peers = order

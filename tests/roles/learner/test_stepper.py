@@ -9,7 +9,7 @@ from protocol.runspec import LossSpec
 from roles.learner.batch import Batch, make_batch
 from roles.learner.fake_policy import FakePolicy
 from roles.learner.register import Register
-from roles.learner.stepper import Stepper, StepOutcome
+from roles.learner.stepper import StepOutcome, Stepper
 from roles.policy.compose import factors_digest
 from roles.policy.policies import Update
 from tests.build import a_clock
@@ -109,7 +109,9 @@ async def test_merging_between_steps_keeps_unpublished_progress_and_momentum():
     step(stepper)
     before, momentum = policy.factors(), policy.state()
     factors = an_update(GENESIS, 1)
-    manifest = Manifest(path="r/u/b/1", kind=EntryKind.UPDATE, run="r", author="b", count=1, weight=0.5, files=())
+    manifest = Manifest(
+        path="r/u/b/1", kind=EntryKind.UPDATE, run="r", author="b", count=1, weight=0.5, files=()
+    )
     stepper.merge("b", Update(manifest, factors))
     for name, tensor in policy.factors().items():
         np.testing.assert_allclose(tensor, before[name] + 1, atol=1e-6)
