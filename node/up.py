@@ -48,7 +48,8 @@ async def bring_up(
         head = decode_as(next(iter(heads.values())).value, Head) if heads else None
     progress = swarm.progress
     picture = save_curve(directory / "curve.png", progress.rewards, progress.evals, "reward")
-    exports = f"{pinned.store.url}/{spec.name}/exports/{head.clock.digest}" if head else ""
+    store = pinned.store.url.removeprefix("file://")
+    exports = f"{store}/{spec.name}/exports/{head.clock.digest}" if head else ""
     audience.say(f"reward {progress.reward_first:.3f} -> {progress.reward:.3f}; curve in {picture}")
     audience.say(f"adapter: {exports}")
     return {

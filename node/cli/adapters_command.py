@@ -37,7 +37,7 @@ def list_adapters(
         print(json.dumps([{"path": m.path, "run": m.run, "clock": m.clock.text} for m in exports]))
         return
     for manifest in exports:
-        print(f"{manifest.run:<20} {manifest.clock.text:<24} {url}/{manifest.path}")
+        print(f"{manifest.run:<20} {manifest.clock.text:<24} {url.removeprefix('file://')}/{manifest.path}")
     if not exports:
         print(f"no exported adapters in {url}")
 
