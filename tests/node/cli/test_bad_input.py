@@ -82,7 +82,7 @@ def run_file(tmp_path: Path) -> Callable[[str, str], str]:
         (["dmeo"], "dmeo"),
         (["demo", "--updates", "3"], "--updates"),
         (["demo", "--seed", "x"], "--seed"),
-        (["up"], "FILE"),
+        (["up"], "file"),
         (["up", "nothing.toml"], "nothing.toml"),
         (["create", "nothing.toml", "--broker", "nats://127.0.0.1:1"], "nothing.toml"),
         (["create", "nothing.toml"], "--broker URL"),
