@@ -8,16 +8,20 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Between fork and exec on Linux: be terminated when the parent dies, however it dies."""
+def die_with_parent(parent: int) -> None:
+    """Between fork and exec on Linux: be terminated when the parent dies, however and whenever it dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)  # it died before it could be watched
 
 
 @dataclass(slots=True)
@@ -49,7 +53,7 @@ async def start_child(name: str, command: Sequence[str], environ: Mapping[str, s
             stderr=out,
             env=dict(environ),
             start_new_session=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=partial(die_with_parent, os.getpid()),
         )
     return Child(name, process, log)
 
@@ -58,19 +62,25 @@ async def stop_children(children: Sequence[Child], grace_s: float) -> None:
     """SIGTERM to all, SIGKILL to those that outlive ``grace_s``; returns when all are gone."""
     running = [child for child in children if child.alive]
     for child in running:
-        child.process.terminate()
+        _send(child, signal.SIGTERM)
     if running:
         waits = [asyncio.ensure_future(child.process.wait()) for child in running]
         await asyncio.wait(waits, timeout=grace_s)
     for child in running:
         if child.alive:
-            child.process.kill()
+            _send(child, signal.SIGKILL)
             await child.process.wait()
 
 
 def kill(child: Child) -> None:
-    """SIGKILL, as a power cut would."""
-    os.kill(child.process.pid, signal.SIGKILL)
+    """SIGKILL, as a power cut would; nothing if it is dead already."""
+    _send(child, signal.SIGKILL)
+
+
+def _send(child: Child, number: signal.Signals) -> None:
+    if child.alive:
+        with suppress(ProcessLookupError):  # it ends just now
+            child.process.send_signal(number)
 
 
 def last_words(log: Path, lines: int = 8) -> str:

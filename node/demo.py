@@ -69,7 +69,7 @@ advantage_scale = "none"
 max_staleness = 4
 
 [eval]
-every = 50
+every = 100
 problems = 128
 completions_per_problem = 4
 
@@ -120,6 +120,8 @@ async def run_demo(
 ) -> DemoResult:
     """Run the demo below ``directory``; ``show`` is called about once a second with the swarm."""
     started = time.monotonic()
+    if await asyncio.to_thread((directory / "broker").exists):
+        raise OperatorError(f"--dir {directory}: an earlier demo lies there; choose another --dir")
     say("making the tiny model (first time only) and the task set")
     spec = await pin_run_off_loop(demo_spec(seed, updates, directory / "store"), environment.places.models)
     peers = [_sized(peer) for peer in peers_for(1, 2, 1, environment)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from protocol.errors import OperatorError
 
+KINDS = ("cpu", "cuda", "mps")
+
 
 def choose_device(wanted: str) -> str:
     """The device to compute on; ``auto`` is CUDA, else MPS, else the CPU.
@@ -18,6 +20,8 @@ def choose_device(wanted: str) -> str:
         return "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         device = torch.device(wanted)
+        if device.type not in KINDS:
+            raise NotImplementedError(device.type)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as exc:
         raise OperatorError(

@@ -35,15 +35,21 @@ MANIFEST_BYTES_MAX = 16 << 20
 INSTALL_TRIES_MAX = 10
 """Each try removes remains; more than a few means that somebody else keeps putting them there."""
 
+FILE_NAME_MAX = 255
+"""Characters of one segment of a path, on every common file system."""
+
 _STORE_PATH: TypeAdapter[str] = TypeAdapter(StorePath)
 
 
 def checked_path(path: str) -> str:
     """``path`` if it is a store path, which cannot leave the root; raises StoreNotFound."""
     try:
-        return _STORE_PATH.validate_python(path)
+        checked = _STORE_PATH.validate_python(path)
     except ValidationError as exc:
         raise StoreNotFound(f"{path!r} is not a path of a store") from exc
+    if max(map(len, checked.split("/"))) > FILE_NAME_MAX:
+        raise StoreNotFound(f"{path!r} is not a path that a file system can have")
+    return checked
 
 
 def checked_content(manifest: Manifest, files: Mapping[str, bytes]) -> bytes:

@@ -37,7 +37,7 @@ def claim_home(settings: NodeSettings) -> Path:
 
 def default_name(host: str, role: str) -> str:
     """``<host>-<role>`` with only the characters that names may have."""
-    plain = re.sub(r"[^a-z0-9-]+", "-", host.partition(".")[0].lower()).strip("-")[:32]
+    plain = re.sub(r"[^a-z0-9-]+", "-", host.partition(".")[0].lower()).strip("-")[:32].rstrip("-")
     return f"{plain or 'node'}-{role}"
 
 

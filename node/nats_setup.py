@@ -6,10 +6,8 @@ Created once by whoever has the right to; every other node only uses it.
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Any
 
-from node.broker_access import BrokerAccess
 from node.nats_link import Link
 from protocol.errors import BackPressure, BusError, OperatorError
 from protocol.limits import DEDUPE_WINDOW_S, QUEUE_MESSAGES_MAX
@@ -29,7 +27,6 @@ UNACKNOWLEDGED_MAX = 100_000
 WAITING_MAX = 4096
 """Outstanding pull requests of one queue: one a taker."""
 _ALREADY_DIFFERENT = "(10058)"
-_RUN_BUCKET = re.compile(r"KV_grpo_([a-z0-9-]+)_run")
 
 
 def stream_configs(names: Names, queue_messages_max: int = QUEUE_MESSAGES_MAX) -> list[dict[str, Any]]:
@@ -76,25 +73,6 @@ async def create_streams(link: Link, spec: RunSpec, queue_messages_max: int) -> 
         raise OperatorError(
             f"the broker has no room for run {spec.name}: {exc}; delete old runs or raise its max_file_store"
         ) from exc
-
-
-async def list_runs(access: BrokerAccess, node: str = "list-runs") -> list[str]:
-    """Names of all runs on a broker, sorted. Raises OperatorError, BusError."""
-    link = await Link.open(access, node)
-    try:
-        return await _runs(link)
-    finally:
-        await link.close()
-
-
-async def _runs(link: Link) -> list[str]:
-    names: list[str] = []
-    while True:
-        page = await link.read_api("STREAM.NAMES", {"offset": len(names)})
-        names += page["streams"] or []
-        if not page["streams"] or len(names) >= page["total"]:
-            break
-    return sorted(match[1] for name in names if (match := _RUN_BUCKET.fullmatch(name)))
 
 
 async def _create(link: Link, config: dict[str, Any]) -> None:

@@ -23,7 +23,8 @@ def save_curve(
     if evals:
         versions, values = zip(*evals, strict=True)
         axes.plot(versions, values, "o-", color="#d94801", label="held-out problems")
-    axes.set(xlabel="update", ylabel=label, ylim=(0, 1.02))
+    seen = [0.0, 1.02, *rewards, *(value for _, value in evals)]
+    axes.set(xlabel="update", ylabel=label, ylim=(min(seen), max(seen)))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.savefig(path)

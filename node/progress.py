@@ -50,7 +50,7 @@ class Progress:
                 self.groups_trained = int(number.get("groups_trained", 0))
                 self.publish_s.append(number.get("publish_s", 0.0))
             case "evaluated" if "reward" in number:
-                self.evals.append((number["version"], number["reward"]))
+                self.evals.append((number.get("version", 0.0), number["reward"]))
             case "update_rejected":
                 self.rejected.append(str(fields.get("reason")))
             case "group_sampled":

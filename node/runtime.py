@@ -68,14 +68,16 @@ def explain(exc: BaseException) -> int:
     causes = flatten(exc)
     if all(isinstance(cause, KeyboardInterrupt | asyncio.CancelledError) for cause in causes):
         return EXIT_IMPATIENT
+    bugs = [cause for cause in causes if not isinstance(cause, GrpoError | asyncio.CancelledError)]
+    if bugs:  # also beside a person's mistake, which it must not hide behind
+        structlog.get_logger().error("node_crashed", exc_info=exc)
     known = [cause for cause in causes if isinstance(cause, OperatorError | FencedError | StoreDenied)]
     if known:
         print(f"grpo-node: {known[0]}", file=sys.stderr)  # noqa: T201 the last word goes to the person
         return EXIT_OPERATOR
-    if all(isinstance(cause, GrpoError) for cause in causes):
-        print(f"grpo-node: {type(causes[0]).__name__}: {causes[0]}", file=sys.stderr)  # noqa: T201
-        return EXIT_FAULT
-    structlog.get_logger().error("node_crashed", exc_info=exc)
+    if not bugs:
+        first = next(cause for cause in causes if isinstance(cause, GrpoError))
+        print(f"grpo-node: {type(first).__name__}: {first}", file=sys.stderr)  # noqa: T201
     return EXIT_FAULT
 
 

@@ -70,6 +70,8 @@ class NodeSettings:
             raise OperatorError(f"no such role: {unknown[0]!r}; roles are {', '.join(ROLES)}")
         if not self.roles:
             raise OperatorError(f"a node needs at least one --role: {', '.join(ROLES)}")
+        if len(set(self.roles)) < len(self.roles):
+            raise OperatorError("a node plays a role once; start one more node, or raise --rows")
         if not NAME_PATTERN.fullmatch(self.run):
             raise OperatorError(f"--run {self.run!r}: {NAME_RULE}")
         if self.name is not None and not NAME_PATTERN.fullmatch(self.name):
@@ -98,20 +100,20 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     nats_server = environ.get(ENV_NATS_SERVER)
     affinity = getattr(os, "sched_getaffinity", None)
     return Environment(
-        places=Places(Path(home).expanduser() if home else default_home()),
+        places=Places(Path(home).expanduser() if home else default_home(environ)),
         broker=environ.get(ENV_BROKER),
         token=environ.get(ENV_TOKEN),
-        nats_server=Path(nats_server) if nats_server else None,
+        nats_server=Path(nats_server).expanduser() if nats_server else None,
         cores=len(affinity(0)) if affinity else os.cpu_count() or 1,
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
     )
 
 
-def default_home() -> Path:
+def default_home(environ: Mapping[str, str]) -> Path:
     """The operating system's place for data that may be made again."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "grpo-node"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo-node"
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo-node"
 
 
 def prepare_process(threads: int) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from node.nats_bus import NatsBus
 from protocol.codec import decode_as
-from protocol.errors import OperatorError
-from protocol.messages import DeadLetter, Head, NodeState, RunState
+from protocol.errors import DecodeError, OperatorError, one_line
+from protocol.messages import DeadLetter, Head, Message, NodeState, RunState
 from protocol.runspec import RunSpec
 from protocol.subjects import FINISHED_KEY, SPEC_KEY, TRAINING, Bucket
+
+M = TypeVar("M", bound=Message)
 
 
 async def read_status(bus: NatsBus, run: str) -> dict[str, object]:
@@ -19,11 +23,11 @@ async def read_status(bus: NatsBus, run: str) -> dict[str, object]:
     if entry is None:
         raise OperatorError(f"no run {run!r} at this broker; create it with: grpo-node create RUN.toml")
     spec = RunSpec.model_validate_json(decode_as(entry.value, RunState).spec_json)
-    nodes = [decode_as(e.value, NodeState) for e in (await bus.list(Bucket.NODE, "node")).values()]
-    heads = [decode_as(e.value, Head) for e in (await bus.list(Bucket.POLICY, "head")).values()]
-    cursors = [int(e.value) for e in (await bus.list(Bucket.RUN, "cursor")).values()]
+    nodes = _readable((e.value for e in (await bus.list(Bucket.NODE, "node")).values()), NodeState)
+    heads = _readable((e.value for e in (await bus.list(Bucket.POLICY, "head")).values()), Head)
+    cursors = [e.value for e in (await bus.list(Bucket.RUN, "cursor")).values()]
     depths = {queue.value: (await bus.depth(queue)).total for queue in TRAINING}
-    dead = [decode_as(frame, DeadLetter) for frame in await bus.dead_letters()]
+    dead = _readable(await bus.dead_letters(), DeadLetter)
     dropped: dict[str, int] = {}
     for head in heads:
         for reason, count in head.groups_dropped.items():
@@ -34,7 +38,7 @@ async def read_status(bus: NatsBus, run: str) -> dict[str, object]:
         "finished": await bus.get(Bucket.RUN, FINISHED_KEY) is not None,
         "version": sum(head.weight for head in heads),
         "updates_wanted": spec.learner.updates,
-        "groups_issued": sum(cursors),
+        "groups_issued": sum(int(cursor) for cursor in cursors if cursor.isdigit()),
         "groups_trained": sum(head.groups_trained for head in heads),
         "groups_dropped": dropped,
         "groups_dead": len({letter.group_id or id(letter) for letter in dead}),
@@ -43,15 +47,24 @@ async def read_status(bus: NatsBus, run: str) -> dict[str, object]:
     }
 
 
+def _readable(frames: Iterable[bytes], kind: type[M]) -> list[M]:
+    """The messages among what peers left there; a fault of one of them must not hide the others."""
+    messages = []
+    for frame in frames:
+        with suppress(DecodeError):
+            messages.append(decode_as(frame, kind))
+    return messages
+
+
 def _peer(node: NodeState) -> dict[str, Any]:
     return {
+        **node.detail,
         "node": node.node,
         "roles": list(node.roles),
         "host": node.host,
         "clock": node.clock.text,
         "busy": node.busy,
         "up_s": round(time.time() - node.started_at),
-        **node.detail,
     }
 
 
@@ -71,6 +84,6 @@ def status_lines(status: dict[str, Any]) -> list[str]:
 
 
 def _peer_line(peer: dict[str, Any]) -> str:
-    roles = "+".join(peer["roles"])
-    where = f"up {peer['up_s']} s on {peer['host']}"
+    roles = one_line("+".join(peer["roles"]))
+    where = f"up {peer['up_s']} s on {one_line(peer['host'])}"
     return f"  {peer['node']:<16} {roles:<18} at {peer['clock']:<20} busy {peer['busy']:<4} {where}"

@@ -57,12 +57,6 @@ class VectorClock:
             merged[learner] = max(count, merged.get(learner, 0))
         return VectorClock(tuple(sorted(merged.items())))
 
-    def advanced(self, learner: str, count: int) -> VectorClock:
-        """This clock with ``learner`` at ``count``; raises ValueError if that rolls it back."""
-        if count < self[learner]:
-            raise ValueError(f"the count of {learner} never decreases: {self[learner]} -> {count}")
-        return VectorClock.of({**dict(self.counts), learner: count})
-
     def __le__(self, other: VectorClock) -> bool:
         """True when every update in this clock is also in ``other`` (a partial order)."""
         theirs = dict(other.counts)

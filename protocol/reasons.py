@@ -11,7 +11,6 @@ class DropReason(StrEnum):
     STALE = "stale"
     AHEAD = "ahead"
     UNSCORABLE = "unscorable"
-    MALFORMED = "malformed"
 
 
 class DeadReason(StrEnum):
@@ -21,7 +20,6 @@ class DeadReason(StrEnum):
     TOO_MANY_DELIVERIES = "too_many_deliveries"
     WRONG_RUN = "wrong_run"
     BAD_STRUCTURE = "bad_structure"
-    PROMPT_TOO_LONG = "prompt_too_long"
 
 
 class StructureFault(StrEnum):
@@ -43,7 +41,6 @@ class StructureFault(StrEnum):
     STOP_WITHOUT_EOS = "stop_without_eos"
     EOS_INSIDE = "eos_inside"
     LENGTH_WITHOUT_LIMIT = "length_without_limit"
-    SEED_REPEATED = "seed_repeated"
     CLOCK_UNKNOWN = "clock_unknown"
     SAMPLER_MISMATCH = "sampler_mismatch"
 

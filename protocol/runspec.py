@@ -203,15 +203,6 @@ class StoreSpec(Spec):
     url: str
     """``file:///…`` (a shared directory)."""
     timeout_s: Positive = 120.0
-    keep_updates: Count = 20
-    """Updates kept per learner; nothing younger than ``grace_s`` is ever removed."""
-    grace_s: NonNegative = 3600.0
-
-
-class AuditSpec(Spec):
-    """How often a verifier recomputes a sampler's log-probabilities."""
-
-    rate: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 
 class EvalSpec(Spec):
@@ -238,7 +229,6 @@ class RunSpec(Spec):
     loss: LossSpec = LossSpec()
     staleness: StalenessSpec = StalenessSpec()
     store: StoreSpec
-    audit: AuditSpec = AuditSpec()
     eval: EvalSpec = EvalSpec()
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,6 +37,9 @@ PAYLOAD_KEPT = 4096
 
 TEXT_KEPT = 500
 """Characters of a text field that telemetry keeps; it may quote a stranger."""
+
+SENT_AT_ONCE = 64
+"""Messages whose confirmations are awaited together."""
 
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 5.0
@@ -143,6 +146,13 @@ class Ring:
         """Publish until the broker confirmed; waits through absence and back-pressure."""
         frame = encode(message, self.identity)
         await self.persist(lambda: self.bus.publish(queue, frame, message_id))
+
+    async def send_all(self, queue: Queue, messages: Mapping[str, Message]) -> None:
+        """Publish messages by id, some at a time: they arrive together, for an engine to batch."""
+        items = list(messages.items())
+        for start in range(0, len(items), SENT_AT_ONCE):
+            some = items[start : start + SENT_AT_ONCE]
+            await asyncio.gather(*(self.send(queue, message, key) for key, message in some))
 
     async def persist(self, request: Callable[[], Awaitable[T]]) -> T:
         """Repeat an idempotent request to broker or store until it succeeds; cancel to give up.

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from node.settings import prepare_process, read_environment
+
+if TYPE_CHECKING:
+    from node.demo import DemoResult
 
 UPDATES = 200
 
@@ -32,7 +38,7 @@ def demo(
     """
     prepare_process(1)
     from node.cli.show import Shower, run_shown
-    from node.demo import DemoResult, run_demo
+    from node.demo import run_demo
     from node.plot import save_curve
     from node.progress import curve
     from node.telemetry import set_up_logs
@@ -57,11 +63,9 @@ def demo(
         print(line)
 
 
-def summary(result: object, picture: Path) -> list[str]:
+def summary(result: DemoResult, picture: Path) -> list[str]:
     """The last words of a demo."""
-    from node.demo import DemoResult
-
-    assert isinstance(result, DemoResult)
+    program = how_called(sys.argv[0])
     dropped = ", ".join(f"{n} {reason}" for reason, n in sorted(result.groups_dropped.items())) or "none"
     return [
         "",
@@ -74,6 +78,16 @@ def summary(result: object, picture: Path) -> list[str]:
         "",
         f"curve    {picture}",
         f"adapter  {result.adapter}",
-        f"try it   grpo-node adapters try {result.adapter} '4213>'",
-        "next     grpo-node up examples/smollm2-arithmetic.toml   (a real 135M model; see examples/)",
+        f"try it   {program} adapters try {result.adapter} '4213>'",
+        f"next     {program} up examples/smollm2-arithmetic.toml   (a real model; README.md tells how)",
     ]
+
+
+def how_called(argv0: str) -> str:
+    """This program as a person can call it again: by name if the shell finds it, by path otherwise."""
+    if Path(argv0).name != "grpo-node":
+        return "python -m node"
+    found = shutil.which("grpo-node")
+    if found is not None and Path(found).samefile(argv0):
+        return "grpo-node"
+    return os.path.relpath(argv0)

@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from protocol.clock import GENESIS
-from protocol.codec import decode_as
-from protocol.errors import StoreConflict, StoreCorrupt, StoreError, StoreNotFound, WrongRevision
+from protocol.codec import decode
+from protocol.errors import FencedError, StoreConflict, StoreCorrupt, StoreError, StoreNotFound, WrongRevision
 from protocol.manifest import EntryKind, Manifest
 from protocol.messages import Head
 from protocol.ports import AdapterStore, Offload
@@ -75,10 +75,21 @@ async def claim_genesis(ring: Ring, store: AdapterStore, policy: Policy, offload
 
 
 async def find_head(ring: Ring) -> Resumed:
-    """This learner's own last head."""
-    key = head_key(ring.identity.node)
-    entry = await ring.persist(lambda: ring.bus.get(Bucket.POLICY, key))
-    return Resumed(decode_as(entry.value, Head), entry.revision) if entry else Resumed(None, 0)
+    """This learner's own last head.
+
+    Raises FencedError if it was signed with another key: peers would use nothing that this one publishes.
+    """
+    learner = ring.identity.node
+    entry = await ring.persist(lambda: ring.bus.get(Bucket.POLICY, head_key(learner)))
+    if entry is None:
+        return Resumed(None, 0)
+    signed = decode(entry.value)
+    if signed.signer != ring.identity.public_key:
+        raise FencedError(
+            f"learner {learner!r} of this run has another key; start this one under another --name, "
+            f"or with the GRPO_HOME that holds its identity"
+        )
+    return Resumed(signed.expect(Head), entry.revision)
 
 
 async def save_state(ring: Ring, store: AdapterStore, offload: Offload, head: Head, state: State) -> bool:

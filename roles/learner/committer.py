@@ -94,6 +94,11 @@ class Committer:
         self.conflict = False
         """The oldest waiting step cannot be committed; the loop must roll back."""
 
+    def resume(self, head: Head | None, revision: int) -> Head:
+        """Go on from this learner's own last head; returns it, or the head of a learner without any."""
+        self.head, self.revision = head, revision
+        return head or nothing_committed(self._ring.spec.name, self._ring.identity.node)
+
     async def submit(self, step: FinishedStep) -> float:
         """Queue a step; returns the seconds for which the queue was full."""
         started = self._ring.clock.monotonic()

@@ -73,8 +73,7 @@ class Evaluator:
         self._running |= dict.fromkeys(evaluation.waiting, evaluation)
         self._over.clear()
         self._begun.set()
-        for task in tasks:
-            await self._ring.send(Queue.EVAL_TASK, task, f"eval:{task.group_id}")
+        await self._ring.send_all(Queue.EVAL_TASK, {f"eval:{task.group_id}": task for task in tasks})
         evaluation.issued = True
         return evaluation
 

@@ -106,9 +106,8 @@ class Issuer:
         )
         if not room:
             return
-        for number in range(self.cursor, self.cursor + room):
-            task = self._stream.task(number, self._clock_now())
-            await self._ring.send(Queue.TASK, task, f"task:{task.group_id}")
+        tasks = [self._stream.task(self.cursor + k, self._clock_now()) for k in range(room)]
+        await self._ring.send_all(Queue.TASK, {f"task:{task.group_id}": task for task in tasks})
         # Only now: a crash in between issues the same tasks again, under the same ids.
         self.cursor += room
         self.in_flight += room

@@ -146,9 +146,9 @@ class Learner:
         register = Register(self._ring.identity.node, self._policies.genesis)
         resumed = await find_head(self._ring)
         head = resumed.head
-        self._committer.head, self._committer.revision = head, resumed.revision
+        newest = self._committer.resume(head, resumed.revision)
+        self._policies.note_head(newest, self._ring.identity.public_key if head else "")
         if head is not None and head.count:
-            self._policies.note_head(head)
             own = functools.partial(self._policies.update, head.learner, head.count)
             update = await self._policies.insist(own)
             register.resume(update.factors, head.count, head.weight)

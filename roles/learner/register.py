@@ -8,6 +8,7 @@ Counts never decrease, and weights are baked in when an update is published, nev
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +55,12 @@ class Register:
     def version(self) -> float:
         """Summed weights of all updates in ``base``."""
         return version_of([self.own_weight, *(weight for _, weight, _ in self._peers.values())])
+
+    def copy(self) -> Register:
+        """A register that goes its own way. The tensors are shared: none is ever changed in place."""
+        twin = copy.copy(self)
+        twin._peers = dict(self._peers)  # noqa: SLF001 its own class
+        return twin
 
     def resume(self, update: Factors, count: int, own_weight: float) -> None:
         """Continue from this learner's own last published update."""

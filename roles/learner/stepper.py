@@ -6,7 +6,6 @@ It owns the trainable policy and the register, and moves both together: a step, 
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 from protocol.ports import Clock
@@ -51,7 +50,7 @@ class Stepper:
 
     def safe_point(self) -> SafePoint:
         """A copy of where this learner stands."""
-        return SafePoint(copy.deepcopy(self.register), self._policy.state())
+        return SafePoint(self.register.copy(), self._policy.state())
 
     def step(self, batch: Batch, weight: float) -> StepOutcome:
         """One optimizer step; makes an update of ``weight`` when ``publish_every`` steps are done."""
@@ -79,7 +78,7 @@ class Stepper:
 
     def restore(self, point: SafePoint) -> None:
         """Return to a safe point; what was trained since is gone."""
-        self.register = copy.deepcopy(point.register)
+        self.register = point.register.copy()
         self._policy.load(self.register.base)
         self._policy.restore(point.state)
         self._steps_since, self._changed = 0, False

@@ -11,6 +11,7 @@ from typing import TypeVar
 from protocol.clock import GENESIS, VectorClock
 from protocol.codec import decode
 from protocol.errors import DecodeError, StoreCorrupt, StoreNotFound
+from protocol.limits import LEARNERS_MAX
 from protocol.manifest import EntryKind, Manifest
 from protocol.messages import Head
 from protocol.ports import AdapterStore, Entry, Offload
@@ -36,6 +37,9 @@ PREVIOUS = "previous"
 
 INSIST_TRIES = 5
 INSIST_WAIT_S = 1.0
+WARNINGS_MAX = 4 * LEARNERS_MAX
+"""Warnings about heads; a stranger may invent any number of learners."""
+
 UPDATES_CACHED = 16
 """Updates kept in memory; pinned evaluation may ask for a recent clock again."""
 
@@ -64,7 +68,11 @@ class Update:
 
 
 class Policies:
-    """What one peer knows of heads, updates and policies."""
+    """What one peer knows of heads, updates and policies.
+
+    A learner's first head binds its name to the key that signed it (trust on first use): heads and updates
+    of that learner by any other key are not used.
+    """
 
     def __init__(self, ring: Ring, store: AdapterStore, offload: Offload) -> None:
         """Nothing is read until ``start``."""
@@ -74,6 +82,9 @@ class Policies:
         self._updates: OrderedDict[tuple[str, int], Update] = OrderedDict()
         self._weights: dict[tuple[str, int], float] = {}
         self._paths: dict[tuple[str, int], str] = {}
+        self._keys: dict[str, str] = {}
+        """The public key that each learner's first head was signed with."""
+        self._warned: set[tuple[str, str]] = set()
         self.heads: dict[str, Head] = {}
         self.genesis: Factors = {}
         self.genesis_digest = ""
@@ -113,23 +124,52 @@ class Policies:
     def note(self, entry: Entry) -> None:
         """Remember a head; an older one than known only tells where its update lies."""
         try:
-            head = decode(entry.value).expect(Head)
+            signed = decode(entry.value)
+            head = signed.expect(Head)
         except DecodeError as exc:
             self._ring.log.warning("head_unreadable", key=entry.key, error=str(exc))
             return
         if (head.run, head_key(head.learner)) != (self._ring.spec.name, entry.key):
             self._ring.log.warning("head_misplaced", key=entry.key, learner=head.learner, run=head.run)
             return
-        self.note_head(head)
+        if self._is_its_learners(head, signed.signer):
+            self.note_head(head, signed.signer)
 
-    def note_head(self, head: Head) -> None:
-        """Remember a decoded head."""
+    def note_head(self, head: Head, signer: str = "") -> None:
+        """Remember a decoded head that is known to be its learner's; the first ``signer`` stays its key."""
+        if signer and head.learner not in self._keys:
+            self._keys[head.learner] = signer
+            self._forget(head.learner)
         if head.count:
             self._weights[head.learner, head.count] = head.weight
             self._paths[head.learner, head.count] = head.path
         known = self.heads.get(head.learner)
         if known is None or head.count >= known.count:
             self.heads[head.learner] = head
+
+    def _is_its_learners(self, head: Head, signer: str) -> bool:
+        """Whether to believe a head."""
+        learner = head.learner
+        if learner not in self.heads and len(self.heads) >= LEARNERS_MAX:
+            self._warn("head_of_one_learner_too_many", learner)
+            return False
+        if self._keys.get(learner, signer) != signer:
+            self._warn("head_of_another_key", learner)
+            # Under our own name it must not go unseen: so a learner finds out that somebody else is it.
+            return learner == self._ring.identity.node
+        return True
+
+    def _warn(self, event: str, learner: str) -> None:
+        """Say it once; heads are read again and again."""
+        if (event, learner) not in self._warned and len(self._warned) < WARNINGS_MAX:
+            self._warned.add((event, learner))
+            self._ring.log.warning(event, learner=learner)
+
+    def _forget(self, learner: str) -> None:
+        """Look everything of a learner up again: it was found before its key was known."""
+        for known in (self._updates, self._weights, self._paths):
+            for key in [key for key in known if key[0] == learner]:
+                known.pop(key)
 
     async def at(self, clock: VectorClock) -> PolicyVersion:
         """The policy of exactly ``clock``. Raises StoreError if an update cannot be had or verified."""
@@ -180,6 +220,8 @@ class Policies:
         claimed = (manifest.kind, manifest.run, manifest.author, manifest.count)
         if claimed != (EntryKind.UPDATE, self._ring.spec.name, learner, count):
             raise StoreCorrupt(f"{manifest.path} is not update {count} of {learner}")
+        if self._keys.get(learner, manifest.signer) != manifest.signer:
+            raise StoreCorrupt(f"{manifest.path} is signed by another key than the heads of {learner}")
         return manifest
 
     async def _path(self, learner: str, count: int) -> str:

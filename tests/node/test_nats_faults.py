@@ -11,13 +11,10 @@ from pathlib import Path
 import pytest
 
 from node.broker_access import BrokerAccess
-from node.nats_bus import NatsBus
 from node.nats_delivery import Receipt
-from node.nats_setup import list_runs
 from protocol.errors import MessageTooLarge
 from protocol.limits import INLINE_BYTES_MAX
 from protocol.subjects import Bucket, Queue
-from tests.build import RUN
 from tests.node.sites import SPEC, Site, soon
 
 Q = Queue.ROLLOUT
@@ -81,14 +78,6 @@ async def test_an_acknowledged_payload_leaves_no_bytes_behind(site: Site):
 
 
 # --- the rest ------------------------------------------------------------------------------------
-
-
-async def test_runs_on_a_broker_are_listed(site: Site):
-    await site.bus()
-    bus = await NatsBus.connect(site.broker.access, "another-run", node="node-2")
-    await bus.create_run(SPEC.model_copy(update={"name": "another-run"}))
-    await bus.close()
-    assert await list_runs(site.broker.access) == ["another-run", RUN]
 
 
 async def test_a_changed_ack_wait_is_taken_over(site: Site):

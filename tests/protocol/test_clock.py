@@ -77,19 +77,6 @@ def test_a_clock_survives_the_wire(clock: VectorClock):
     assert WIRE.validate_json(WIRE.dump_json(clock), strict=True) == clock
 
 
-@QUICK
-@given(clocks, st.sampled_from("abcd"), st.integers(0, 5))
-def test_counts_never_decrease(clock: VectorClock, learner: str, count: int):
-    if count < clock[learner]:
-        with pytest.raises(ValueError, match="never decreases"):
-            clock.advanced(learner, count)
-    else:
-        later = clock.advanced(learner, count)
-        assert clock <= later
-        assert later[learner] == count
-        assert {k: v for k, v in later if k != learner} == {k: v for k, v in clock if k != learner}
-
-
 def test_an_absent_learner_counts_zero_and_zero_counts_as_absent():
     assert a_clock(a=0) == GENESIS == a_clock()
     assert a_clock(a=2)["b"] == 0

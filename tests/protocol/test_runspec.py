@@ -115,7 +115,6 @@ def test_an_unknown_setting_is_refused_by_its_name(table: str, setting: str, key
         ("loss", "aggregation = 'constant'", "loss"),
         ("loss", "aggregation_tokens = 8", "loss"),
         ("staleness", "max_staleness = -1", "staleness.max_staleness"),
-        ("audit", "rate = 1.1", "audit.rate"),
         ("eval", "every = -1", "eval.every"),
         ("rewards", "weight = nan", "rewards.0.weight"),
         ("rewards", "timeout_s = 0", "rewards.0.timeout_s"),

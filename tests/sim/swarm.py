@@ -189,8 +189,8 @@ class World:
             queue.forget_ids()
         self.broker_is_away = False
 
-    def learner(self, name: str = "learner-1") -> Peer:
-        """Start a learner."""
+    def learner(self, name: str = "learner-1", *, identity: Identity | None = None) -> Peer:
+        """Start a learner, with the key that belongs to its name unless another ``identity`` is given."""
 
         def part(ring: Ring, store: MemoryStore) -> Part:
             policy = FakePolicy()
@@ -207,7 +207,7 @@ class World:
             )
             return Part("learner", learner.run, lambda: learner.clock, lambda: learner.busy, _nothing)
 
-        return self._start(name, "learner", part)
+        return self._start(name, "learner", part, identity)
 
     def sampler(self, name: str, **engine: Any) -> Peer:
         """Start a sampler; ``engine`` are a FakeEngine's settings."""
@@ -235,8 +235,15 @@ class World:
         cache = EntryCache(self._directory / f"store-{self._stores}")
         return MemoryStore(self.bucket, cache, self.clock, timeout_s=1.0, faults=self._faults)
 
-    def _start(self, name: str, role: str, part: Callable[[Ring, MemoryStore], Part]) -> Peer:
-        bus, identity, store = SimBus(self, name), Identity.deterministic(name), self.store()
+    def _start(
+        self,
+        name: str,
+        role: str,
+        part: Callable[[Ring, MemoryStore], Part],
+        identity: Identity | None = None,
+    ) -> Peer:
+        bus, store = SimBus(self, name), self.store()
+        identity = identity or Identity.deterministic(name)
         ring = Ring(bus, identity, self.spec, role, self.clock)
         presence = Presence(Ring(bus, identity, self.spec, "node", self.clock), (role,), {})
         stop = asyncio.Event()

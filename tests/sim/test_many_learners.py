@@ -10,10 +10,12 @@ import pytest
 
 from protocol.clock import VectorClock
 from protocol.codec import decode_as, encode
+from protocol.identity import Identity
+from protocol.limits import LEARNERS_MAX
 from protocol.messages import Head
 from protocol.ports import Write
-from protocol.subjects import Bucket, Queue
-from roles.learner.committer import TRAINED
+from protocol.subjects import Bucket, Queue, head_key
+from roles.learner.committer import TRAINED, nothing_committed
 from tests.build import a_group, a_task, a_verified_group, an_entry, an_identity
 from tests.sim.books import check_exactly_once, check_promises, check_staleness, read_books, read_heads
 from tests.sim.swarm import Peer, World, a_small_run
@@ -105,13 +107,18 @@ async def test_a_learner_whose_group_was_trained_by_a_peer_rolls_back_and_goes_o
     assert len(books.told("step_rolled_back")) == 1
 
 
+@pytest.mark.parametrize("seed_of", ["learner-1", "another"])
 @pytest.mark.parametrize("max_staleness", [4, 12])
 @in_virtual_time
-async def test_a_second_process_with_a_learners_name_is_fenced(tmp_path: Path, max_staleness: int):
-    """Even one that never gets as far as a commit, for every group it gets has seen the other's updates."""
+async def test_a_second_process_with_a_learners_name_is_fenced(
+    tmp_path: Path, max_staleness: int, seed_of: str
+):
+    """With the learner's key or another. Even one that never gets as far as a commit, for every group it
+    gets has seen the other's updates."""
     world = World(a_small_run(staleness={"max_staleness": max_staleness}, learner={"updates": 16}), tmp_path)
     await world.create()
-    twins = [world.learner(), world.learner()]
+    twin = Identity("learner-1", an_identity(seed_of).seed)
+    twins = [world.learner(), world.learner(identity=twin)]
     others = [world.sampler("sampler-1"), world.sampler("sampler-2"), world.verifier()]
     outcomes = await asyncio.gather(*(twin.work for twin in twins), return_exceptions=True)
     await finished(*others)
@@ -149,3 +156,16 @@ async def test_a_group_ahead_of_every_head_is_dropped_not_held_for_ever(tmp_path
     books = read_books(world)
     assert books.dropped["ghost.1"] == "ahead"
     assert books.counts == {"learner-1": 8}
+
+
+@in_virtual_time
+async def test_heads_of_more_learners_than_a_clock_can_name_do_not_stop_a_learner(tmp_path: Path):
+    world = World(a_small_run(learner={"updates": 2}), tmp_path)
+    await world.create()
+    learner = world.learner()
+    for number in range(LEARNERS_MAX + 1):
+        ghost = an_identity(f"ghost-{number}")
+        head = nothing_committed(world.spec.name, ghost.node).model_copy(update={"count": 1, "weight": 1.0})
+        await learner.bus.put(Bucket.POLICY, head_key(ghost.node), encode(head, ghost))
+    await finished(learner, world.sampler("sampler-1"), world.verifier())
+    assert read_heads(world)["learner-1"].count == 2

@@ -137,3 +137,9 @@ def test_taken_port_is_one_line(fails: Fails):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         assert "taken" in fails("broker", "--port", str(taken.getsockname()[1]))
+
+
+def test_a_demo_over_an_earlier_one_is_one_line_and_leaves_it_alone(fails: Fails, tmp_path: Path):
+    (tmp_path / "old" / "broker").mkdir(parents=True)
+    assert "an earlier demo lies there; choose another --dir" in fails("demo", "--dir", "old")
+    assert [path.name for path in (tmp_path / "old").rglob("*")] == ["broker"]

@@ -10,13 +10,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from node.memory_store import StoreFault
+from protocol.errors import FencedError
+from protocol.identity import Identity
 from protocol.messages import Head
 from protocol.subjects import GENESIS_KEY, Bucket
 from roles.learner.checkpoint import claim_genesis, export, find_head, load_state, save_state
 from roles.learner.fake_policy import FakePolicy
 from roles.learner.policy import State
 from roles.policy.policies import Policies
-from tests.build import a_clock
+from roles.ring import Ring
+from tests.build import a_clock, an_identity
 from tests.ground import Ground
 from tests.sim.virtual_time import in_virtual_time
 
@@ -112,6 +115,17 @@ async def test_a_learner_finds_its_own_head_and_its_revision(tmp_path: Path):
     resumed = await find_head(ground.ring())
     assert resumed.head is not None
     assert (resumed.head.count, resumed.revision) == (3, 1)
+
+
+@in_virtual_time
+async def test_a_learner_whose_head_has_another_key_stops_at_once(tmp_path: Path):
+    """Its identity was lost: nobody would use what it publishes."""
+    ground = Ground(tmp_path)
+    await ground.commit_update(await ground.claim_genesis(), 3)
+    newcomer = Identity("learner-1", an_identity("newcomer").seed)
+    ring = Ring(ground.bus(), newcomer, ground.spec, "learner", ground.clock)
+    with pytest.raises(FencedError, match="'learner-1' of this run has another key; start this one under"):
+        await find_head(ring)
 
 
 @in_virtual_time

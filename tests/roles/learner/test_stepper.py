@@ -29,6 +29,20 @@ def a_batch(number: int = 0, rewards: tuple[float, float] = (1.0, 0.0)) -> Batch
     return make_batch([candidate], LossSpec(), candidate.group.clock, 0.0)
 
 
+def a_peers_update(count: int, author: str = "b") -> Update:
+    """A peer's update whose every entry is ``count``, of weight 1/2 each."""
+    manifest = Manifest(
+        path=f"r/u/{author}/{count}",
+        kind=EntryKind.UPDATE,
+        run="r",
+        author=author,
+        count=count,
+        weight=count / 2,
+        files=(),
+    )
+    return Update(manifest, an_update(GENESIS, count))
+
+
 def step(stepper: Stepper, rewards: tuple[float, float] = (1.0, 0.0)) -> StepOutcome:
     return stepper.step(a_batch(rewards=rewards), 1.0)
 
@@ -95,6 +109,32 @@ async def test_a_safe_point_is_not_moved_by_later_steps():
 
 
 @in_virtual_time
+async def test_later_steps_and_merges_change_no_byte_of_an_earlier_safe_point():
+    """It shares its tensors with the register that goes on."""
+    stepper, policy = a_stepper()
+    stepper.merge("b", a_peers_update(1))
+    step(stepper)
+    point = stepper.safe_point()
+    clock, version, base = point.register.clock, point.register.version, factors_digest(point.register.base)
+    expected = step(stepper).published
+    stepper.merge("b", a_peers_update(2))
+    stepper.merge("c", a_peers_update(1, "c"))
+    step(stepper)
+    assert (point.register.clock, point.register.version) == (clock, version)
+    assert factors_digest(point.register.base) == base
+    stepper.restore(point)
+    step(stepper)
+    step(stepper)
+    stepper.restore(point)
+    again = step(stepper).published
+    assert expected is not None
+    assert again is not None
+    assert (again.clock, again.digest) == (expected.clock, expected.digest)
+    assert factors_digest(again.update) == factors_digest(expected.update)
+    assert digest(policy) == expected.digest
+
+
+@in_virtual_time
 async def test_what_was_trained_since_a_safe_point_does_not_count_towards_the_next_update():
     stepper, _ = a_stepper(publish_every=2)
     point = stepper.safe_point()
@@ -108,11 +148,7 @@ async def test_merging_between_steps_keeps_unpublished_progress_and_momentum():
     stepper, policy = a_stepper(publish_every=2)
     step(stepper)
     before, momentum = policy.factors(), policy.state()
-    factors = an_update(GENESIS, 1)
-    manifest = Manifest(
-        path="r/u/b/1", kind=EntryKind.UPDATE, run="r", author="b", count=1, weight=0.5, files=()
-    )
-    stepper.merge("b", Update(manifest, factors))
+    stepper.merge("b", a_peers_update(1))
     for name, tensor in policy.factors().items():
         np.testing.assert_allclose(tensor, before[name] + 1, atol=1e-6)
         if f"momentum.{name}" in momentum:

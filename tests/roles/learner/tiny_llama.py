@@ -13,7 +13,7 @@ from protocol.runspec import RunSpec
 from roles.learner.policy import Sample
 from roles.learner.torch_logprobs import PaddedRows, score
 from roles.learner.torch_policy import TorchPolicy
-from roles.policy.compose import Factors
+from roles.policy.compose import Factors, factors_digest
 from tests.build import a_runspec
 
 VOCABULARY = 32
@@ -60,6 +60,11 @@ def trained_factors(policy: TorchPolicy, seed: int = 1) -> Factors:
     """Factors whose B is not zero."""
     rng = np.random.default_rng(seed)
     return {name: rng.normal(0, 0.1, a.shape).astype(np.float32) for name, a in policy.genesis(0).items()}
+
+
+def snapshot(policy: TorchPolicy) -> tuple[str, dict[str, bytes]]:
+    """All that a step may change: the digest of the factors and the optimizer's state."""
+    return factors_digest(policy.factors()), {name: array.tobytes() for name, array in policy.state().items()}
 
 
 def a_sample(rng: np.random.Generator, *, length: int, **changes: Any) -> Sample:
