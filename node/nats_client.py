@@ -217,7 +217,7 @@ def _report(exc: Exception) -> None:
 
 def _advice(access: BrokerAccess, exc: Exception | None) -> str:
     if isinstance(exc, ImportError):
-        return f"{access.safe_url}: WebSocket URLs need aiohttp; install it with `pip install aiohttp`"
+        return f"{access.safe_url}: WebSocket URLs need aiohttp; install it with: pip install 'grpo-node[ws]'"
     if exc is not None and _is_login_error(exc):
         return f"the broker at {access.safe_url} refused the login; check token, nkey or credentials"
     reason = "it did not answer" if exc is None else str(exc) or type(exc).__name__

@@ -10,7 +10,15 @@ from protocol.clock import GENESIS, VectorClock
 from protocol.codec import encode
 from protocol.identity import Identity
 from protocol.manifest import EntryKind, Manifest
-from protocol.messages import FinishReason, Rollout, RolloutGroup, SamplingParams, Task, Verdict, VerifiedGroup
+from protocol.messages import (
+    FinishReason,
+    Rollout,
+    RolloutGroup,
+    SamplingParams,
+    Task,
+    Verdict,
+    VerifiedGroup,
+)
 from protocol.runspec import RunSpec
 
 RUN = "test"
@@ -69,7 +77,9 @@ def a_group(task: Task | None = None, **changes: Any) -> RolloutGroup:
     return RolloutGroup(**(fields | changes))
 
 
-def a_verified_group(group: RolloutGroup | None = None, rewards: tuple[float | None, ...] = (1.0, 0.0)) -> VerifiedGroup:
+def a_verified_group(
+    group: RolloutGroup | None = None, rewards: tuple[float | None, ...] = (1.0, 0.0)
+) -> VerifiedGroup:
     """``group`` with one verdict per reward, by verifier-1."""
     group = group or a_group()
     return VerifiedGroup(
@@ -77,7 +87,9 @@ def a_verified_group(group: RolloutGroup | None = None, rewards: tuple[float | N
         group_id=group.group_id,
         group=np.frombuffer(encode(group, an_identity("sampler-1")), np.uint8),
         verifier="verifier-1",
-        verdicts=tuple(Verdict(index=r.index, reward=v) for r, v in zip(group.rollouts, rewards, strict=True)),
+        verdicts=tuple(
+            Verdict(index=r.index, reward=v) for r, v in zip(group.rollouts, rewards, strict=True)
+        ),
         scoring_s=0.01,
     )
 
