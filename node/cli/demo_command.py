@@ -52,7 +52,7 @@ def demo(
             environment, place, seed=seed, updates=updates, say=shower.say, show=shower.show
         )
 
-    result = run_shown(work, as_json=as_json)
+    result = run_shown(work, as_json=as_json, when_stopped=f"what it did lies in {place}")
     picture = save_curve(place / "curve.png", result.curve, result.evals, "success rate")
     if as_json:
         found = {k: v for k, v in asdict(result).items() if k not in {"curve", "evals"}}

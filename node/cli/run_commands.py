@@ -115,7 +115,11 @@ def up(
     spec = read_run_file(file)
     place = directory or Path(".grpo") / spec.name
     peers = peers_for(learners, samplers, verifiers, environment, threads)
-    outcome = run_shown(lambda show: bring_up(environment, spec, place, peers, show), as_json=as_json)
+    outcome = run_shown(
+        lambda show: bring_up(environment, spec, place, peers, show),
+        as_json=as_json,
+        when_stopped="nothing is lost: the same command continues",
+    )
     if as_json:
         print(json.dumps(outcome))
 

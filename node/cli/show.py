@@ -74,8 +74,8 @@ def panel(swarm: Swarm) -> Panel:
     return Panel(Group(numbers, plot, alive), title=f"grpo-node · run {swarm.spec.name}")
 
 
-def run_shown(work: Callable[[Shower], Coroutine[Any, Any, T]], *, as_json: bool) -> T:
-    """Run ``work`` with somebody to show progress to; Ctrl-C stops it in order."""
+def run_shown(work: Callable[[Shower], Coroutine[Any, Any, T]], *, as_json: bool, when_stopped: str) -> T:
+    """Run ``work`` with somebody to show progress to; Ctrl-C stops it in order and says ``when_stopped``."""
     console = Console(stderr=True, quiet=False, force_terminal=False if as_json else None)
 
     async def main() -> T:
@@ -85,7 +85,7 @@ def run_shown(work: Callable[[Shower], Coroutine[Any, Any, T]], *, as_json: bool
     try:
         return asyncio.run(main())
     except KeyboardInterrupt:
-        console.print("stopped; nothing is lost: the same command continues")
+        console.print(f"stopped; {when_stopped}")
         sys.exit(EXIT_IMPATIENT)
     except BaseException as exc:  # noqa: BLE001 explained in one place, never swallowed
         sys.exit(explain(exc))
