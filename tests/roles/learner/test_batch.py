@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from tokenizers import Tokenizer, models
 
 from protocol.clock import GENESIS, VectorClock
-from protocol.messages import FinishReason, SamplingParams
+from protocol.codec import decode_as, encode
+from protocol.messages import FinishReason, RolloutGroup, SamplingParams, VerifiedGroup
 from protocol.runspec import LossSpec
 from roles.learner.batch import Batch, make_batch
 from roles.learner.buffer import Candidate
 from roles.learner.lease import Lease
-from tests.build import a_clock, a_group, a_rollout, a_task, a_verified_group
+from tests.build import a_clock, a_group, a_rollout, a_task, a_verified_group, an_identity
 from tests.ground import Handed, a_candidate
 
 STD = LossSpec(advantage_scale="std")
@@ -71,3 +73,25 @@ def test_the_mean_reward_is_over_all_scored_rollouts():
         a_candidate(rewards=(1.0, 0.0, None)), a_candidate("learner-1.1", rewards=(1.0, 1.0, 1.0))
     )
     assert batch.metrics["reward"] == pytest.approx(4 / 5)
+
+
+def a_merging_tokenizer() -> Tokenizer:
+    """A BPE tokenizer under which decoding and encoding again is not the identity."""
+    vocabulary = {"h": 0, "e": 1, "l": 2, "o": 3, "he": 4, "ll": 5, "llo": 6, "hello": 7}
+    return Tokenizer(models.BPE(vocabulary, [("h", "e"), ("l", "l"), ("ll", "o"), ("he", "llo")]))
+
+
+def test_the_learner_trains_on_the_ids_that_were_sampled_not_on_their_text():
+    sampled, logprobs = [4, 6], [-0.2, -0.7]
+    tokenizer = a_merging_tokenizer()
+    assert tokenizer.encode(tokenizer.decode(sampled).replace(" ", "")).ids == [7]
+
+    task = a_task(group_size=2)
+    rollouts = tuple(a_rollout(index=i, token_ids=sampled, sampler_logprobs=logprobs) for i in range(2))
+    group = a_group(task, rollouts=rollouts)
+    verified = decode_as(encode(a_verified_group(group), an_identity("verifier-1")), VerifiedGroup)
+    arrived = decode_as(verified.group.tobytes(), RolloutGroup)
+
+    batch = a_batch(Candidate(task, arrived, verified, Lease(Handed()), 0.0))
+    assert [s.token_ids.tolist() for s in batch.samples] == [sampled, sampled]
+    assert [s.sampler_logprobs.tolist() for s in batch.samples] == [pytest.approx(logprobs)] * 2
