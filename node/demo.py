@@ -35,8 +35,7 @@ seed = {seed}
 rewards = [{{ name = "exact" }}]
 
 [model]
-ref = "builtin:tiny"
-seed = {seed}
+ref = "builtin:tiny-{seed}"
 
 [lora]
 rank = 4

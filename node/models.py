@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TINY = "builtin:tiny"
+TINY_REF = re.compile(rf"^{TINY}(?:-(\d{{1,9}}))?$")
 HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
@@ -159,10 +160,10 @@ def _locate(
     spec: ModelSpec, cache_dir: Path, base_dir: Path, endpoint: str | None
 ) -> tuple[Path, str | None]:
     """The folder, and its commit if it comes from the Hub."""
-    if spec.ref == TINY:
+    if tiny := TINY_REF.match(spec.ref):
         from node.tiny_model import tiny_model
 
-        return tiny_model(cache_dir, spec.seed), None
+        return tiny_model(cache_dir, int(tiny[1] or 0)), None
     if spec.ref.startswith((".", "/", "~")) or (base_dir / spec.ref).is_dir():
         return base_dir / Path(spec.ref).expanduser(), None
     snapshot = _fetch(spec.ref, spec.revision, endpoint)

@@ -45,12 +45,11 @@ class ModelSpec(Spec):
     """The frozen base model."""
 
     ref: str
-    """``builtin:tiny``, a local directory, or a model id on the Hugging Face Hub."""
+    """``builtin:tiny`` (or ``builtin:tiny-7``, made from seed 7), a local directory, or a model id on the
+    Hugging Face Hub. An exported adapter names its base model by this, so it says everything."""
     revision: str | None = None
     """Commit of a hub model; ``create`` pins the newest one when absent."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    seed: Seed = 0
-    """Seed of ``builtin:tiny``; other models ignore it."""
     config_digest: str | None = None
     tokenizer_digest: str | None = None
     """sha256 of config and tokenizer as ``create`` saw them; a node whose copies differ does not join."""

@@ -49,6 +49,19 @@ def test_a_local_folder_is_found_from_the_base_directory(folder):
     assert resolve_model(ModelSpec(ref="mine"), folder, base_dir=folder.parent) == model
 
 
+@pytest.mark.parametrize(("ref", "seed"), [("builtin:tiny", 0), ("builtin:tiny-7", 7)])
+def test_the_built_in_model_is_named_by_its_seed(ref, seed, tmp_path, monkeypatch, untrained):
+    made = []
+
+    def make(cache_dir, seed):
+        made.append(seed)
+        return untrained
+
+    monkeypatch.setattr("node.tiny_model.tiny_model", make)
+    resolve_model(ModelSpec(ref=ref), tmp_path)
+    assert made == [seed]
+
+
 def test_the_built_in_model_is_made_in_the_cache(tmp_path, monkeypatch, untrained):
     monkeypatch.setattr(
         "node.tiny_model.tiny_model", lambda cache_dir, seed: tiny_model(cache_dir, seed, steps=1)
@@ -139,7 +152,9 @@ def test_the_text_of_a_completion_is_what_was_sampled_less_special_tokens(folder
     assert Detokenizer(load_tokenizer(folder)).decode([4, 5, EOS]) == "12"
 
 
-@pytest.mark.parametrize("ref", ["tiny", "builtin:tinny", "a/b/c", "https://example.org/a/b"])
+@pytest.mark.parametrize(
+    "ref", ["tiny", "builtin:tinny", "builtin:tiny-x", "a/b/c", "https://example.org/a/b"]
+)
 def test_what_is_no_model_is_answered_with_the_forms_there_are(ref, tmp_path):
     with pytest.raises(OperatorError, match=re.escape(f"{ref!r} is no model; write builtin:tiny")):
         resolve_model(ModelSpec(ref=ref), tmp_path)
