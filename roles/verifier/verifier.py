@@ -21,7 +21,7 @@ from protocol.messages import Rollout, RolloutGroup, Task, Verdict, VerifiedGrou
 from protocol.ports import Delivery
 from protocol.reasons import DeadReason, StructureFault
 from protocol.subjects import Queue
-from roles.ring import Ring, until
+from roles.ring import Ring
 from roles.tasks.taskset import Row
 from roles.verifier.checks import Fault, Rules, signer_fault, structure_fault
 from roles.verifier.rewards.reward import Item
@@ -93,33 +93,8 @@ class Verifier:
         """Verify until ``stop``, then finish what is in hand within the drain time and release the rest."""
         async with asyncio.TaskGroup() as group:
             for queue in QUEUES:
-                group.create_task(self._take(queue, stop))
-
-    async def _take(self, queue: Queue, stop: asyncio.Event) -> None:
-        """Hand every delivery of one queue to a task of its own."""
-        consumer = await until(stop, self._ring.persist(lambda: self._ring.bus.consume(queue, CREDIT)))
-        if consumer is None:
-            return
-        in_hand: set[asyncio.Task[None]] = set()
-        async with asyncio.TaskGroup() as group:
-            while (delivery := await until(stop, consumer.next())) is not None:
-                work = group.create_task(self._handle(delivery, queue))
-                in_hand.add(work)
-                work.add_done_callback(in_hand.discard)
-            await consumer.close()
-            await self._drain(in_hand)
-
-    async def _drain(self, in_hand: set[asyncio.Task[None]]) -> None:
-        """Wait for the groups in hand, but not for ever; a group that is cancelled releases its message."""
-        if not in_hand:
-            return
-        grace = asyncio.ensure_future(self._ring.clock.sleep(self._drain_s))
-        rest = asyncio.ensure_future(asyncio.wait(set(in_hand)))
-        try:
-            await asyncio.wait({grace, rest}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for work in (grace, rest, *in_hand):
-                work.cancel()
+                taking = self._ring.take_each(queue, CREDIT, self._handle, stop, self._drain_s)
+                group.create_task(taking)
 
     async def _handle(self, delivery: Delivery, queue: Queue) -> None:
         self.busy += 1
