@@ -17,11 +17,9 @@ from node.runs import pin_run_off_loop
 from node.settings import Environment
 from node.stores import open_store
 from node.swarm import Peer, Swarm, open_swarm, peers_for
-from protocol.codec import decode_as
 from protocol.errors import OperatorError
 from protocol.messages import Head
 from protocol.runspec import RunSpec
-from protocol.subjects import Bucket
 
 KILL_AT = 0.3
 """Share of the updates after which a sampler is killed."""
@@ -132,7 +130,9 @@ async def run_demo(
             for task in aside:
                 task.cancel()
         show(swarm)
-        head = await _head(swarm)
+        head = await swarm.head()
+    if head is None:
+        raise OperatorError("the demo ended before its first update; the logs lie beside its store")
     return await _result(swarm, head, directory, time.monotonic() - started)
 
 
@@ -148,13 +148,6 @@ async def _sabotage(swarm: Swarm, say: Say) -> None:
     victim = swarm.kill(VICTIM)
     say(f"killed {VICTIM} with SIGKILL, as a power cut would; starting {REPLACEMENT}")
     await swarm.start(replace(victim, name=REPLACEMENT))
-
-
-async def _head(swarm: Swarm) -> Head:
-    heads = await swarm.bus.list(Bucket.POLICY, "head")
-    if not heads:
-        raise OperatorError("the demo ended before its first update; the logs lie beside its store")
-    return decode_as(next(iter(heads.values())).value, Head)
 
 
 async def _result(swarm: Swarm, head: Head, directory: Path, wall_s: float) -> DemoResult:

@@ -93,7 +93,11 @@ def pin(
     spec: ModelSpec, cache_dir: Path, *, base_dir: Path = Path(), endpoint: str | None = None
 ) -> ModelSpec:
     """The same spec with revision and digests as this machine sees them. Raises like ``resolve_model``."""
-    model = resolve_model(spec, cache_dir, base_dir=base_dir, endpoint=endpoint)
+    return pinned(spec, resolve_model(spec, cache_dir, base_dir=base_dir, endpoint=endpoint))
+
+
+def pinned(spec: ModelSpec, model: LocalModel) -> ModelSpec:
+    """The same spec with revision and digests of the model that was found for it."""
     return spec.model_copy(
         update={
             "revision": model.revision,

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from node.models import load_tokenizer, pin, resolve_model, weight_names
+from node.models import LocalModel, load_tokenizer, pinned, resolve_model, weight_names
 from node.nats_bus import NatsBus
 from node.stores import create_store, open_store
 from protocol.codec import decode_as, encode
@@ -19,10 +19,11 @@ from protocol.runspec import RunSpec
 from protocol.subjects import SPEC_KEY, Bucket
 from roles.tasks.open import open_tasks
 from roles.tasks.prompts import PromptBuilder
+from roles.tasks.taskset import TaskSet
 from roles.verifier.rewards.registry import open_reward
 
 CHECKED_ROWS = 1000
-"""Prompts that ``check_run`` builds; a learner builds them all."""
+"""Prompts that a checked ``pin_run`` builds; a learner builds them all."""
 
 
 def read_run_file(path: Path) -> RunSpec:
@@ -36,31 +37,31 @@ def read_run_file(path: Path) -> RunSpec:
     return RunSpec.from_toml(text, str(path))
 
 
-def pin_run(spec: RunSpec, models: Path) -> RunSpec:
+def pin_run(spec: RunSpec, models: Path, *, checked: bool = False) -> RunSpec:
     """Fix what may differ between machines: model digests, task-set digest, the store's full path.
 
-    Reads model files and the whole task set. Raises OperatorError for whatever cannot be used.
+    Reads model files and the whole task set. With ``checked`` it also finds now what every node would
+    find later, which loads the tokenizer. Raises OperatorError for whatever cannot be used.
     """
-    model = pin(spec.model, models)
+    model = resolve_model(spec.model, models)
     tasks = open_tasks(spec.tasks, spec.seed, Path.cwd())
     store = spec.store
     if not urlsplit(store.url).scheme:
         store = store.model_copy(update={"url": Path(store.url).expanduser().resolve().as_uri()})
     open_store(store, models)  # refuses a URL of no store
+    if checked:
+        _check(spec, model, tasks)
     changes = {
-        "model": model,
+        "model": pinned(spec.model, model),
         "tasks": spec.tasks.model_copy(update={"digest": tasks.digest}),
         "store": store,
     }
     return spec.model_copy(update=changes)
 
 
-def check_run(spec: RunSpec, models: Path) -> None:
-    """Find now what every node would find later: prompts that do not fit, rewards and LoRA targets that
-    do not exist. Slow (loads the tokenizer). Raises OperatorError."""
-    model = resolve_model(spec.model, models)
+def _check(spec: RunSpec, model: LocalModel, tasks: TaskSet) -> None:
+    """Refuse prompts that do not fit, and rewards and LoRA targets that do not exist."""
     prompts = PromptBuilder(load_tokenizer(model.directory), spec.tasks)
-    tasks = open_tasks(spec.tasks, spec.seed, Path.cwd())
     limit = spec.sampling.max_new_tokens
     prompts.select(tasks.train[:CHECKED_ROWS], context_tokens=model.context_tokens, max_new_tokens=limit)
     for reward in spec.rewards:
@@ -114,11 +115,6 @@ def _same(spec: RunSpec, found: RunState) -> bool:
     return False
 
 
-async def check_run_off_loop(spec: RunSpec, models: Path) -> None:
-    """``check_run`` on a thread."""
-    await asyncio.to_thread(check_run, spec, models)
-
-
-async def pin_run_off_loop(spec: RunSpec, models: Path) -> RunSpec:
+async def pin_run_off_loop(spec: RunSpec, models: Path, *, checked: bool = False) -> RunSpec:
     """``pin_run`` on a thread."""
-    return await asyncio.to_thread(pin_run, spec, models)
+    return await asyncio.to_thread(pin_run, spec, models, checked=checked)

@@ -21,8 +21,9 @@ from node.runs import create_run
 from node.settings import ENV_HOME, ENV_TOKEN, Environment, Role, child_environment, share_threads
 from protocol.codec import decode_as
 from protocol.errors import DecodeError, OperatorError
-from protocol.messages import Event
+from protocol.messages import Event, Head
 from protocol.runspec import RunSpec
+from protocol.subjects import Bucket
 
 RESTARTS_MAX = 5
 """Restarts of one peer that keeps dying before the swarm gives up."""
@@ -117,6 +118,11 @@ class Swarm:
         while True:
             show(self)
             await asyncio.sleep(SHOW_S)
+
+    async def head(self) -> Head | None:
+        """The head of the first learner, or None before anybody committed one."""
+        heads = await self.bus.list(Bucket.POLICY, "head")
+        return decode_as(next(iter(heads.values())).value, Head) if heads else None
 
     async def finished(self) -> None:
         """Wait until a learner has ended the run and its last word was heard. Restarts what dies;

@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Protocol
 
 from node.plot import save_curve
-from node.runs import check_run_off_loop, pin_run_off_loop
+from node.runs import pin_run_off_loop
 from node.settings import Environment
 from node.swarm import Peer, Swarm, open_swarm
-from protocol.codec import decode_as
-from protocol.messages import Head
 from protocol.runspec import RunSpec
-from protocol.subjects import Bucket
 
 
 class Audience(Protocol):
@@ -35,8 +32,7 @@ async def bring_up(
     """Run until the last update; returns what happened. The same call later continues the run."""
     await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
     audience.say(f"reading model and tasks of run {spec.name}")
-    pinned = await pin_run_off_loop(spec, environment.places.models)
-    await check_run_off_loop(pinned, environment.places.models)
+    pinned = await pin_run_off_loop(spec, environment.places.models, checked=True)
     async with open_swarm(pinned, environment, directory, peers) as swarm:
         audience.say(f"started {', '.join(swarm.alive)}; logs in {directory / 'logs'}")
         shower = asyncio.create_task(swarm.show_to(audience.show))
@@ -44,8 +40,7 @@ async def bring_up(
             await swarm.finished()
         finally:
             shower.cancel()
-        heads = await swarm.bus.list(Bucket.POLICY, "head")
-        head = decode_as(next(iter(heads.values())).value, Head) if heads else None
+        head = await swarm.head()
     progress = swarm.progress
     picture = save_curve(directory / "curve.png", progress.rewards, progress.evals, "reward")
     store = pinned.store.url.removeprefix("file://")

@@ -69,12 +69,11 @@ def create(
     token: TokenOption = None,
 ) -> None:
     """Check a run file, pin what it names, and store the run so that nodes can join it."""
-    from node.runs import check_run, create_run, pin_run, read_run_file
+    from node.runs import create_run, pin_run, read_run_file
 
     environment = read_environment()
     url = _broker(broker, environment)
-    spec = pin_run(read_run_file(file), environment.places.models)
-    check_run(spec, environment.places.models)
+    spec = pin_run(read_run_file(file), environment.places.models, checked=True)
 
     async def work() -> bool:
         from node.identity_file import load_or_create_identity
