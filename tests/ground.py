@@ -16,6 +16,7 @@ from node.entry_cache import EntryCache
 from node.memory_broker import MemoryBroker, MemoryRun
 from node.memory_bus import MemoryBus
 from node.memory_store import Faults, MemoryBucket, MemoryStore, no_faults
+from node.virtual_time import VirtualClock
 from protocol.clock import GENESIS, VectorClock
 from protocol.codec import decode_as, encode
 from protocol.errors import BackPressure, BrokerAbsent, UnknownOutcome
@@ -33,7 +34,6 @@ from roles.policy.peft_export import factors_bytes
 from roles.policy.policies import PREVIOUS
 from roles.ring import Ring
 from tests.build import a_group, a_runspec, a_task, a_verified_group
-from tests.sim.virtual_time import VirtualClock
 
 T = TypeVar("T")
 

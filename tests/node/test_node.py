@@ -12,13 +12,13 @@ import pytest
 from node.node import Node, Part
 from node.presence import RENEW_S, TTL_S, Presence
 from node.runtime import flatten
+from node.virtual_time import in_virtual_time
 from protocol.codec import decode_as
 from protocol.errors import BrokerAbsent
 from protocol.messages import NodeState
 from protocol.subjects import FINISHED_KEY, Bucket, node_key
 from tests.build import a_clock
 from tests.ground import Ground
-from tests.sim.virtual_time import in_virtual_time
 
 NAME = "node-1"
 

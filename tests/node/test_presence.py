@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from node.presence import RENEW_S, TTL_S, Presence
+from node.virtual_time import in_virtual_time
 from protocol.clock import GENESIS, VectorClock
 from protocol.codec import decode_as, encode
 from protocol.identity import Identity
@@ -16,7 +17,6 @@ from protocol.ports import Entry
 from protocol.subjects import FINISHED_KEY, Bucket, node_key
 from tests.build import RUN, a_clock, an_identity
 from tests.ground import FaultyBus, Ground
-from tests.sim.virtual_time import in_virtual_time
 
 
 class Present:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from node.virtual_time import in_virtual_time
 from protocol.codec import encode
 from protocol.errors import MessageTooLarge, StoreUnavailable
 from protocol.messages import Task
@@ -16,7 +17,6 @@ from protocol.subjects import Queue
 from roles.ring import PAYLOAD_KEPT, Ring, cancelled
 from tests.build import a_group, a_runspec, a_task, an_identity
 from tests.ground import Ground, Handed
-from tests.sim.virtual_time import in_virtual_time
 
 SPEC = a_runspec(sampling={"max_new_tokens": 5, "ack_wait_s": 3.0})
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from node.virtual_time import VirtualClock, in_virtual_time
 from protocol.errors import StoreUnavailable
 from roles.ring import nap, until
-from tests.sim.virtual_time import VirtualClock, in_virtual_time
 
 
 @in_virtual_time

@@ -20,6 +20,7 @@ from node.memory_bus import MemoryBus
 from node.memory_store import Faults, MemoryBucket, MemoryStore, no_faults
 from node.node import Node, Part
 from node.presence import Presence
+from node.virtual_time import VirtualClock
 from protocol.clock import VectorClock
 from protocol.codec import decode_as
 from protocol.errors import BrokerAbsent
@@ -40,7 +41,6 @@ from roles.verifier.checks import Rules
 from roles.verifier.rewards.scorer import Scorer
 from roles.verifier.verifier import TextDecoder, Verifier
 from tests.build import a_runspec
-from tests.sim.virtual_time import VirtualClock
 
 T = TypeVar("T")
 

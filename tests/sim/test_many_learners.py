@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from node.virtual_time import in_virtual_time
 from protocol.clock import VectorClock
 from protocol.codec import decode_as, encode
 from protocol.identity import Identity
@@ -19,7 +20,6 @@ from roles.learner.committer import TRAINED, nothing_committed
 from tests.build import a_group, a_task, a_verified_group, an_entry, an_identity
 from tests.sim.books import check_exactly_once, check_promises, check_staleness, read_books, read_heads
 from tests.sim.swarm import Peer, World, a_small_run
-from tests.sim.virtual_time import in_virtual_time
 
 
 async def finished(*peers: Peer) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from node.memory_store import StoreFault
+from node.virtual_time import in_virtual_time, simulate
 from protocol.codec import decode_as
 from protocol.messages import NodeState
 from protocol.ports import Write
@@ -16,7 +17,6 @@ from protocol.subjects import Bucket, Queue, node_key
 from roles.learner.learner import IDLE_STEPS_MAX
 from tests.sim.books import Books, check_promises, read_books, read_heads
 from tests.sim.swarm import Peer, World, a_small_run, some_tasks
-from tests.sim.virtual_time import in_virtual_time, simulate
 
 LEARNER = "learner-1"
 

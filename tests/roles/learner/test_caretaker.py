@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from node.virtual_time import in_virtual_time
 from protocol.messages import Head
 from protocol.runspec import RunSpec
 from protocol.subjects import Queue
@@ -16,7 +17,6 @@ from roles.learner.fake_policy import FakePolicy
 from roles.tasks.prompts import Prompt
 from tests.build import a_clock, a_runspec
 from tests.ground import Ground, running
-from tests.sim.virtual_time import in_virtual_time
 
 PROMPTS = [Prompt(0, np.array([1, 2], np.int32))]
 

@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from node.memory_store import StoreFault
+from node.virtual_time import in_virtual_time
 from protocol.errors import FencedError
 from protocol.identity import Identity
 from protocol.messages import Head
@@ -21,7 +22,6 @@ from roles.policy.policies import Policies
 from roles.ring import Ring
 from tests.build import a_clock, an_identity
 from tests.ground import Ground
-from tests.sim.virtual_time import in_virtual_time
 
 
 def a_head(count: int, learner: str = "learner-1") -> Head:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from node.memory_store import StoreFault
+from node.virtual_time import in_virtual_time
 from protocol.clock import GENESIS
 from protocol.codec import encode
 from protocol.messages import VerifiedGroup
@@ -21,7 +22,6 @@ from roles.policy.compose import Factors
 from roles.policy.policies import Policies
 from tests.build import a_clock, a_group, a_rollout, a_runspec, a_task, a_verified_group, an_identity
 from tests.ground import FaultyBus, Ground, running
-from tests.sim.virtual_time import in_virtual_time
 
 ACK_WAIT_S = 3.0
 

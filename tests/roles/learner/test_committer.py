@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from node.memory_store import StoreFault
+from node.virtual_time import in_virtual_time
 from protocol.codec import decode_as, encode
 from protocol.errors import FencedError
 from protocol.identity import Identity
@@ -25,7 +26,6 @@ from roles.learner.stepper import SafePoint
 from roles.policy.compose import UPDATE_FILE
 from roles.policy.policies import PREVIOUS
 from tests.ground import Fault, FaultyBus, Ground, Handed, a_candidate, an_update, running
-from tests.sim.virtual_time import in_virtual_time
 
 GENESIS = FakePolicy().genesis(0)
 HEAD = head_key("learner-1")

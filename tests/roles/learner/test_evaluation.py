@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from node.virtual_time import in_virtual_time
 from protocol.clock import VectorClock
 from protocol.codec import decode_as, encode
 from protocol.messages import Task, VerifiedGroup
@@ -15,7 +16,6 @@ from roles.learner.evaluation import LOST_LOOK_S, Evaluator, eval_tasks
 from roles.tasks.prompts import Prompt
 from tests.build import a_clock, a_group, a_runspec, a_verified_group, an_identity
 from tests.ground import Ground, running
-from tests.sim.virtual_time import in_virtual_time
 
 SPEC = a_runspec(eval={"problems": 3, "completions_per_problem": 2})
 PROMPTS = [Prompt(row, np.array([1, row], np.int32)) for row in range(5)]

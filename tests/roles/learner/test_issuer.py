@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from node.virtual_time import in_virtual_time
 from protocol.clock import GENESIS, VectorClock
 from protocol.codec import decode_as
 from protocol.errors import OperatorError
@@ -17,7 +18,6 @@ from roles.learner.issuer import Issuer, TaskStream
 from roles.tasks.prompts import Prompt
 from tests.build import a_clock, a_runspec
 from tests.ground import FaultyBus, Ground, running
-from tests.sim.virtual_time import in_virtual_time
 
 ROWS = 7
 PROMPTS = [Prompt(row * 10, np.array([1, row], np.int32)) for row in range(ROWS)]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from node.virtual_time import in_virtual_time
 from protocol.reasons import DropReason
 from roles.learner.buffer import Dropped
 from roles.learner.committer import FinishedStep, nothing_committed
@@ -17,7 +18,6 @@ from roles.learner.stepper import SafePoint
 from roles.tasks.prompts import Prompt
 from tests.build import a_clock
 from tests.ground import Ground, Handed, an_update
-from tests.sim.virtual_time import in_virtual_time
 
 PROMPTS = [Prompt(0, np.array([1, 2], np.int32))]
 

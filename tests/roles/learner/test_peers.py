@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from node.virtual_time import in_virtual_time
 from protocol.clock import GENESIS
 from protocol.codec import encode
 from protocol.messages import NodeState
@@ -12,7 +13,6 @@ from protocol.subjects import FINISHED_KEY, Bucket, node_key
 from roles.learner.peers import PEERS_POLL_S, Peers
 from tests.build import an_identity
 from tests.ground import Ground, running
-from tests.sim.virtual_time import in_virtual_time
 
 
 async def appear(ground: Ground, node: str, *roles: str) -> None:

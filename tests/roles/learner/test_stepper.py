@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from node.virtual_time import VirtualClock, in_virtual_time
 from protocol.manifest import EntryKind, Manifest
 from protocol.runspec import LossSpec
 from roles.learner.batch import Batch, make_batch
@@ -14,7 +15,6 @@ from roles.policy.compose import factors_digest
 from roles.policy.policies import Update
 from tests.build import a_clock
 from tests.ground import a_candidate, an_update
-from tests.sim.virtual_time import VirtualClock, in_virtual_time
 
 GENESIS = FakePolicy().genesis(0)
 

@@ -6,13 +6,13 @@ import asyncio
 from pathlib import Path
 
 from node.memory_store import StoreFault
+from node.virtual_time import in_virtual_time
 from protocol.errors import EngineError
 from roles.policy.compose import Factors
 from roles.policy.follower import POLL_S, PolicyFollower
 from roles.policy.policies import Policies, PolicyVersion
 from tests.build import a_clock
 from tests.ground import FaultyBus, Ground, running
-from tests.sim.virtual_time import in_virtual_time
 
 
 class Scene:

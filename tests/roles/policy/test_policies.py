@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from node.memory_store import StoreFault
+from node.virtual_time import in_virtual_time
 from protocol.codec import encode
 from protocol.errors import StoreCorrupt, StoreError, StoreNotFound
 from protocol.manifest import EntryKind
@@ -18,7 +19,6 @@ from roles.policy.peft_export import factors_bytes
 from roles.policy.policies import PREVIOUS, Policies
 from tests.build import a_clock, an_identity
 from tests.ground import Ground, an_update
-from tests.sim.virtual_time import in_virtual_time
 
 
 async def begin(directory: Path) -> tuple[Ground, Factors, Policies]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from node.virtual_time import in_virtual_time
 from protocol.clock import GENESIS
 from protocol.codec import encode
 from protocol.errors import StoreCorrupt
@@ -21,7 +22,6 @@ from roles.policy.peft_export import factors_bytes
 from roles.policy.policies import Policies, PolicyVersion
 from tests.build import a_clock, an_identity
 from tests.ground import Ground, an_update, running
-from tests.sim.virtual_time import in_virtual_time
 
 MALLORY = an_identity("mallory")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from node.virtual_time import in_virtual_time
 from protocol.codec import decode_as
 from protocol.errors import MessageTooLarge
 from protocol.messages import Task
@@ -15,7 +16,6 @@ from roles.policy.compose import Factors
 from tests.build import a_clock
 from tests.ground import Ground
 from tests.roles.sampler.scene import LONG, ListingEngine, Scene, a_run
-from tests.sim.virtual_time import in_virtual_time
 
 AT_1, AT_2 = a_clock(**{"learner-1": 1}), a_clock(**{"learner-1": 2})
 

@@ -58,9 +58,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """What asyncio would only have logged: exceptions that nobody looked at."""
 
     def time(self) -> float:
+        """Virtual seconds since the loop was made."""
         return self._jumping.now
 
     def run_in_executor(self, *_args: Any) -> NoReturn:  # type: ignore[override]
+        """Refused: a thread would bring real time in."""
         raise RuntimeError("no threads under virtual time: take heavy work as an argument")
 
     def _keep_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.sim.virtual_time import Deadlock, VirtualClock, VirtualLoop, simulate
+from node.virtual_time import Deadlock, VirtualClock, VirtualLoop, simulate
 
 
 def test_an_hour_passes_at_once_and_in_order():
