@@ -63,7 +63,7 @@ class Manifest(Message):
     groups: tuple[GroupId, ...] = ()
     """Groups trained by this update."""
     dropped: dict[GroupId, Text] = {}
-    """Groups consumed without training, with the reason."""
+    """Groups consumed without changing the policy since the update before, with the outcome."""
     extra: dict[Text, Text] = {}
     files: tuple[FileInfo, ...]
     signer: str = ""

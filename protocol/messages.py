@@ -185,6 +185,8 @@ class Head(Message):
     """Random per commit: settles a commit whose outcome is unknown."""
     cursor: Tally = 0
     """Tasks this learner had issued when it committed."""
+    floor: Tally = 0
+    """Every task of this learner with a lower number is settled: trained, dropped or dead."""
     groups_trained: Tally = 0
     groups_dropped: dict[Text, Tally] = {}
     """Groups consumed without training, by reason, since the run began."""

@@ -31,6 +31,12 @@ Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
 Modules = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
 
+_GROUPS_MAX = BATCH_WRITES_MAX - 1
+"""Groups of one commit; the head is its last write."""
+
+_PUBLISH_EVERY = 4
+"""Steps between two updates of a learner among others (measured: docs/adr, ``bench.learners``)."""
+
 _FAULTS_LISTED_MAX = 100
 """Faults that are spelled out; a stranger's frame may hold a hundred thousand."""
 
@@ -135,7 +141,8 @@ class LearnerSpec(Spec):
     grad_norm_max: Positive = 1.0
     micro_batch_tokens: Count = 8192
     """Token budget of one forward pass; changes memory and speed, never the result."""
-    publish_every: Count = 1
+    publish_every: Count | None = None
+    """Steps between two updates; absent means 1 for a learner alone and 4 while there are several."""
     export_every: CountOrZero = 50
     """Updates between PEFT exports; 0 means only at the end."""
     state_every: Count = 10
@@ -145,10 +152,15 @@ class LearnerSpec(Spec):
 
     @model_validator(mode="after")
     def _fits_a_commit(self) -> Self:
-        groups_max = BATCH_WRITES_MAX - 1
-        if self.groups_per_update * self.publish_every > groups_max:
-            raise ValueError(f"groups_per_update * publish_every is at most {groups_max}: one atomic commit")
+        if self.groups_per_update * (self.publish_every or 1) > _GROUPS_MAX:
+            raise ValueError(f"groups_per_update * publish_every is at most {_GROUPS_MAX}: one atomic commit")
         return self
+
+    def steps_per_update(self, learners: int) -> int:
+        """Steps between two updates while so many learners live."""
+        if self.publish_every is not None:
+            return self.publish_every
+        return 1 if learners <= 1 else min(_PUBLISH_EVERY, _GROUPS_MAX // self.groups_per_update)
 
 
 class LossSpec(Spec):
@@ -194,6 +206,8 @@ class StalenessSpec(Spec):
     """How far behind the learner a group may have started."""
 
     max_staleness: CountOrZero = 4
+    causal: bool = True
+    """Train only on groups whose clock the learner contains. Off is for measurements (``bench.learners``)."""
 
 
 class StoreSpec(Spec):

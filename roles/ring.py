@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -52,13 +53,23 @@ Handle = Callable[[Delivery, Queue], Coroutine[Any, Any, None]]
 class Ring:
     """One node's way of speaking on one run: signs, resends, buries, and tells."""
 
-    def __init__(self, bus: Bus, identity: Identity, spec: RunSpec, role: str, clock: Clock) -> None:
-        """Bind a role to a bus; ``role`` names it in telemetry."""
+    def __init__(
+        self,
+        bus: Bus,
+        identity: Identity,
+        spec: RunSpec,
+        role: str,
+        clock: Clock,
+        nonce: Callable[[], str] = lambda: secrets.token_hex(8),
+    ) -> None:
+        """Bind a role to a bus; ``role`` names it in telemetry. ``nonce`` gives a text that nobody else has;
+        a simulation, which must repeat itself, counts."""
         self.bus = bus
         self.identity = identity
         self.spec = spec
         self.role = role
         self.clock = clock
+        self.nonce = nonce
         self.log = structlog.get_logger().bind(role=role, node=identity.node)
         self._jitter = random.Random(f"{identity.node}/{role}")
 

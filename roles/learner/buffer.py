@@ -50,9 +50,11 @@ class Dropped:
 class Buffer:
     """Groups by id, in order of arrival."""
 
-    def __init__(self, max_staleness: float) -> None:
-        """``max_staleness`` counts versions; a group exactly that old is still used."""
+    def __init__(self, max_staleness: float, *, causal: bool = True) -> None:
+        """``max_staleness`` counts versions; a group exactly that old is still used. Unless ``causal``, a
+        group need not be contained in the learner's clock."""
         self._max_staleness = max_staleness
+        self._causal = causal
         self._held: OrderedDict[str, Candidate] = OrderedDict()
         self._leases: dict[str, Lease] = {}
         """Of every group in hand: waiting, dropped, or on its way to a commit."""
@@ -90,7 +92,7 @@ class Buffer:
     def ready(self, count: int, clock: VectorClock, version: float) -> bool:
         """Whether ``take`` would return ``count`` groups now. Drops what is too old on the way."""
         self._drop_stale(version)
-        return sum(candidate.group.clock <= clock for candidate in self._held.values()) >= count
+        return len(self._usable(clock)) >= count
 
     def take(self, count: int, clock: VectorClock, version: float) -> list[Candidate]:
         """The ``count`` oldest groups that ``clock`` contains, in an order that arrival does not change.
@@ -98,20 +100,17 @@ class Buffer:
         A group ahead of ``clock`` is held until the learner has merged what it has seen.
         """
         self._drop_stale(version)
-        usable = [candidate for candidate in self._held.values() if candidate.group.clock <= clock]
+        usable = self._usable(clock)
         usable.sort(key=lambda candidate: candidate.version)
         taken = usable[:count]
         for candidate in taken:
             del self._held[candidate.group_id]
         return sorted(taken, key=lambda candidate: natural(candidate.group_id))
 
-    def ahead_of(self, clock: VectorClock) -> list[str]:
-        """Held groups that have seen an update which ``clock`` lacks."""
-        return [group_id for group_id, held in self._held.items() if not held.group.clock <= clock]
-
-    def drop(self, group_id: str, reason: DropReason) -> None:
-        """Drop one held group for a reason found outside."""
-        self._drop(self._held.pop(group_id), reason)
+    def drop(self, candidate: Candidate, reason: DropReason) -> None:
+        """Drop a group for a reason found outside."""
+        self._leases[candidate.group_id] = candidate.lease
+        self._drop(candidate, reason)
 
     def take_dropped(self, count_max: int) -> list[Dropped]:
         """The oldest drops that wait for a commit, at most ``count_max``."""
@@ -126,7 +125,11 @@ class Buffer:
     def _drop_stale(self, version: float) -> None:
         for candidate in list(self._held.values()):
             if version - candidate.version > self._max_staleness + VERSION_ROUNDING:
-                self.drop(candidate.group_id, DropReason.STALE)
+                self._drop(self._held.pop(candidate.group_id), DropReason.STALE)
+
+    def _usable(self, clock: VectorClock) -> list[Candidate]:
+        held = self._held.values()
+        return [candidate for candidate in held if not self._causal or candidate.group.clock <= clock]
 
     def _drop(self, candidate: Candidate, reason: DropReason) -> None:
         self._dropped.append(Dropped(candidate.group_id, reason, candidate.lease))

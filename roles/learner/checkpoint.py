@@ -22,11 +22,16 @@ from protocol.manifest import EntryKind, Manifest
 from protocol.messages import Head
 from protocol.ports import AdapterStore, Offload
 from protocol.runspec import RunSpec
-from protocol.subjects import GENESIS_KEY, Bucket, head_key
+from protocol.subjects import GENESIS_KEY, Bucket, done_key, head_key
+from roles.learner.commit import done_value, outcome_of
 from roles.learner.policy import Policy, State
+from roles.learner.update_entry import NONCE
 from roles.policy.compose import Factors, factors_digest
 from roles.policy.peft_export import peft_directory
 from roles.ring import Ring
+
+DONE = done_key("").removesuffix(".")
+"""Prefix of all ``done`` keys."""
 
 STATE_FILE = "optimizer.safetensors"
 STATE_INFO_FILE = "state.json"
@@ -90,6 +95,24 @@ async def find_head(ring: Ring) -> Resumed:
             f"or with the GRPO_HOME that holds its identity"
         )
     return Resumed(signed.expect(Head), entry.revision)
+
+
+async def find_unlisted(ring: Ring, store: AdapterStore, head: Head | None) -> dict[str, str]:
+    """Groups that this learner consumed since its newest upload, with the outcome: no manifest lists them."""
+    if head is None:
+        return {}
+    listed: set[str] = set()
+    if head.path:
+        manifest = await ring.persist(lambda: store.manifest(head.path))
+        if manifest.extra.get(NONCE) == head.nonce:
+            return {}
+        listed = {*manifest.groups, *manifest.dropped}
+    found = {}
+    for key, entry in (await ring.persist(lambda: ring.bus.list(Bucket.POLICY, DONE))).items():
+        group, outcome = key.removeprefix(done_key("")), outcome_of(entry.value)
+        if group not in listed and entry.value == done_value(outcome, head):
+            found[group] = outcome
+    return found
 
 
 async def save_state(ring: Ring, store: AdapterStore, offload: Offload, head: Head, state: State) -> bool:

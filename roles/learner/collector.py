@@ -17,7 +17,7 @@ from protocol.codec import decode
 from protocol.errors import DecodeError, StoreCorrupt, StoreNotFound
 from protocol.messages import Rollout, RolloutGroup, Task, VerifiedGroup
 from protocol.ports import Delivery
-from protocol.reasons import DeadReason
+from protocol.reasons import DeadReason, DropReason
 from protocol.subjects import Bucket, Queue, done_key
 from roles.learner.buffer import Buffer, Candidate
 from roles.learner.lease import Lease
@@ -85,7 +85,10 @@ class Collector:
             detail = f"{type(exc).__name__}: {exc}"
             await self._ring.bury(delivery, Queue.VERIFIED, DeadReason.BAD_STRUCTURE, detail, group_id)
             return
-        self._buffer.put(candidate)
+        if candidate.group.clock <= self._policies.newest:
+            self._buffer.put(candidate)
+        else:  # after a fresh look: a fault of its sender
+            self._buffer.drop(candidate, DropReason.AHEAD)
 
     async def _done(self, group_id: str) -> bool:
         key = done_key(group_id)
@@ -96,6 +99,8 @@ class Collector:
         task = decode(group.task.tobytes()).expect(Task)
         if why := fault(task, group, verified):
             raise ValueError(why)
+        if not group.clock <= self._policies.newest:
+            await self._ring.persist(self._policies.read_heads)
         return Candidate(task, group, verified, Lease(delivery), await self._version(group.clock))
 
     async def _version(self, clock: VectorClock) -> float:

@@ -3,37 +3,29 @@
     finished step ─▶ upload update, then manifest ─▶ one atomic commit: done.<group>… and head ─▶ acknowledge
 
 Before the commit nothing happened and the groups go to someone else; after it a redelivery finds its
-``done`` key. A commit whose outcome is unknown is settled by reading the head back and comparing the
-nonce. If a peer consumed one of the groups meanwhile, nothing is stored and the step is rolled back.
+``done`` key. If a peer consumed one of the groups meanwhile, nothing is stored, the upload is removed and
+the step is rolled back. ``commit.py`` settles what is unclear.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import secrets
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from protocol.clock import GENESIS
-from protocol.codec import decode_as, encode
-from protocol.errors import BusError, DecodeError, FencedError, UnknownOutcome, WrongRevision
-from protocol.limits import BATCH_WRITES_MAX, DONE_TTL_S
-from protocol.manifest import EntryKind, Manifest
+from protocol.limits import BATCH_WRITES_MAX
 from protocol.messages import Head
-from protocol.ports import AdapterStore, Offload, Write
-from protocol.subjects import Bucket, done_key, head_key
+from protocol.ports import AdapterStore, Offload
 from roles.learner.buffer import Candidate, Dropped
+from roles.learner.commit import TRAINED, Conflict, HeadWriter
 from roles.learner.lease import Lease
 from roles.learner.register import Published
 from roles.learner.stepper import SafePoint
-from roles.policy.compose import UPDATE_FILE
-from roles.policy.peft_export import factors_bytes
-from roles.policy.policies import PREVIOUS
-from roles.ring import RETRY_FIRST_S, RETRY_MAX_S, Ring
+from roles.learner.update_entry import update_entry
+from roles.ring import Ring
 
-TRAINED = b"trained"
 STEPS_WAITING_MAX = 3
 """Finished steps that may wait for their commit before the next step is held up."""
 
@@ -54,6 +46,13 @@ class FinishedStep:
     published: Published | None
     after: SafePoint | None
     cursor: int
+    floor: int
+
+    @property
+    def consumed(self) -> dict[str, str]:
+        """Outcome of each group."""
+        trained = {candidate.group_id: TRAINED for candidate in self.trained}
+        return trained | {drop.group_id: drop.reason.value for drop in self.dropped}
 
     @property
     def leases(self) -> list[Lease]:
@@ -64,10 +63,6 @@ class FinishedStep:
     def group_ids(self) -> list[str]:
         """Every group this step consumes."""
         return [c.group_id for c in self.trained] + [d.group_id for d in self.dropped]
-
-
-class Conflict(Exception):
-    """A peer consumed a group of this step first; nothing was stored."""
 
 
 class Committer:
@@ -87,16 +82,21 @@ class Committer:
         self._on_commit = on_commit
         self._waiting: deque[FinishedStep] = deque()
         self._moved = asyncio.Condition()
-        self.head: Head | None = None
-        self.revision = 0
+        self._writer = HeadWriter(ring)
+        self._unlisted: dict[str, str] = {}
+        """Groups consumed since the newest upload: no manifest lists them yet."""
         self.version = 0.0
         """Of the newest committed policy."""
         self.conflict = False
         """The oldest waiting step cannot be committed; the loop must roll back."""
 
-    def resume(self, head: Head | None, revision: int) -> Head:
-        """Go on from this learner's own last head; returns it, or the head of a learner without any."""
-        self.head, self.revision = head, revision
+    def resume(self, head: Head | None, revision: int, unlisted: dict[str, str]) -> Head:
+        """Go on from this learner's own last head; returns it, or the head of a learner without any.
+
+        ``unlisted`` are the groups it consumed, with the outcome, that no manifest lists yet.
+        """
+        self._unlisted = unlisted
+        self._writer.resume(head, revision)
         return head or nothing_committed(self._ring.spec.name, self._ring.identity.node)
 
     async def submit(self, step: FinishedStep) -> float:
@@ -140,12 +140,17 @@ class Committer:
 
     async def _make_permanent(self, step: FinishedStep) -> None:
         started = self._ring.clock.monotonic()
-        path = await self._upload(step) if step.published else ""
+        head = await self._uploaded(step, self._next_head(step))
         uploaded = self._ring.clock.monotonic()
-        head = self._next_head(step, path)
-        await self._commit(step, head)
+        try:
+            head = await self._writer.commit(head, step.consumed)
+        except Conflict:
+            if step.published is not None:  # what was never committed must not look like it after a loss
+                await self._ring.persist(lambda: self._store.delete(head.path))
+            raise
         committed = self._ring.clock.monotonic()
         self.version = step.published.version if step.published else self.version
+        self._unlisted = {} if step.published else self._unlisted | step.consumed
         await asyncio.gather(*(lease.settle(self._ring) for lease in step.leases))
         self._on_commit(step, head)
         await self._ring.tell(
@@ -159,46 +164,34 @@ class Committer:
             publish_s=self._ring.clock.monotonic() - started,
         )
 
-    async def _upload(self, step: FinishedStep) -> str:
-        assert step.published is not None
-        published, learner, run = step.published, self._ring.identity.node, self._ring.spec.name
-        count = published.clock[learner]
-        previous = self.head.path if self.head is not None else ""
-
-        def describe() -> tuple[Manifest, dict[str, bytes]]:
-            files = {UPDATE_FILE: factors_bytes(published.update)}
-            manifest = Manifest(
-                path=f"{run}/updates/{learner}/{count}",
-                kind=EntryKind.UPDATE,
-                run=run,
-                author=learner,
-                clock=published.clock,
-                count=count,
-                weight=published.own_weight,
-                policy_digest=published.digest,
-                groups=tuple(c.group_id for c in step.trained),
-                dropped={d.group_id: d.reason.value for d in step.dropped},
-                extra={PREVIOUS: previous} if previous else {},
-                files=Manifest.describe(files),
+    async def _uploaded(self, step: FinishedStep, head: Head) -> Head:
+        """Upload the step's update, if it has one; returns ``head`` with its path."""
+        published, before = step.published, self._writer.head
+        if published is None:
+            return head
+        manifest, files, named = await self._offload(
+            lambda: update_entry(
+                published,
+                head,
+                self._ring.identity,
+                trained=[candidate.group_id for candidate in step.trained],
+                dropped=self._unlisted | {drop.group_id: drop.reason.value for drop in step.dropped},
+                previous=before.path if before is not None else "",
             )
-            # Of everything it says: a step that is repeated after a crash may have other drops.
-            digest = hashlib.sha256(manifest.canonical()).hexdigest()[:12]
-            named = manifest.model_copy(update={"path": f"{manifest.path}-{digest}"})
-            return named.signed(self._ring.identity), files
-
-        manifest, files = await self._offload(describe)
+        )
         await self._ring.persist(lambda: self._store.publish(manifest, files))
-        return manifest.path
+        return named
 
-    def _next_head(self, step: FinishedStep, path: str) -> Head:
+    def _next_head(self, step: FinishedStep) -> Head:
         learner, published = self._ring.identity.node, step.published
-        before = self.head or nothing_committed(self._ring.spec.name, learner)
+        before = self._writer.head or nothing_committed(self._ring.spec.name, learner)
         drops = dict(before.groups_dropped)
         for drop in step.dropped:
             drops[drop.reason.value] = drops.get(drop.reason.value, 0) + 1
         changes: dict[str, object] = {
-            "nonce": secrets.token_hex(8),
+            "nonce": self._ring.nonce(),
             "cursor": step.cursor,
+            "floor": step.floor,
             "groups_trained": before.groups_trained + len(step.trained),
             "groups_dropped": drops,
         }
@@ -207,58 +200,9 @@ class Committer:
                 "count": published.clock[learner],
                 "clock": published.clock,
                 "weight": published.own_weight,
-                "path": path,
                 "policy_digest": published.digest,
             }
         return before.model_copy(update=changes)
-
-    async def _commit(self, step: FinishedStep, head: Head) -> None:
-        writes = [Write(done_key(c.group_id), TRAINED, expected=0, ttl_s=DONE_TTL_S) for c in step.trained]
-        writes += [
-            Write(done_key(d.group_id), d.reason.value.encode(), expected=0, ttl_s=DONE_TTL_S)
-            for d in step.dropped
-        ]
-        key = head_key(self._ring.identity.node)
-        writes.append(Write(key, encode(head, self._ring.identity), expected=self.revision))
-        wait_s = RETRY_FIRST_S
-        while True:
-            try:
-                self.revision = await self._ring.bus.commit(Bucket.POLICY, writes)
-            except (WrongRevision, UnknownOutcome) as exc:
-                if await self._landed(head):
-                    break
-                if isinstance(exc, WrongRevision):
-                    raise Conflict from exc
-            except BusError as exc:
-                self._ring.log.warning("commit_retried", error=str(exc) or type(exc).__name__, wait_s=wait_s)
-            else:
-                break
-            await self._ring.pause(wait_s)
-            wait_s = min(2 * wait_s, RETRY_MAX_S)
-        self.head = head
-
-    async def _landed(self, head: Head) -> bool:
-        """Whether ``head`` is stored; raises FencedError if somebody else's is."""
-        key = head_key(head.learner)
-        entry = await self._ring.persist(lambda: self._ring.bus.get(Bucket.POLICY, key))
-        if entry is None or entry.revision == self.revision:
-            return False
-        try:
-            nonce = decode_as(entry.value, Head).nonce
-        except DecodeError:
-            nonce = ""  # not even a head: somebody else's all the same
-        if nonce != head.nonce:
-            raise fenced(head.learner)
-        self.revision = entry.revision
-        return True
-
-
-def fenced(learner: str) -> FencedError:
-    """What to tell the person who started the same learner twice."""
-    return FencedError(
-        f"another process trains as learner {learner!r}; stop one of them or start this one "
-        f"under another --name"
-    )
 
 
 def nothing_committed(run: str, learner: str) -> Head:

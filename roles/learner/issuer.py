@@ -8,22 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.clock import VectorClock
-from protocol.errors import BusError, OperatorError
-from protocol.messages import SamplingParams, Task
+from protocol.codec import decode_as
+from protocol.errors import BusError, DecodeError, OperatorError, WrongRevision
+from protocol.messages import DeadLetter, Head, SamplingParams, Task
 from protocol.runspec import RunSpec
-from protocol.subjects import TRAINING, Bucket, Queue, cursor_key
+from protocol.subjects import TRAINING, Bucket, Queue, cursor_key, done_key
 from roles.learner.admission import groups_in_flight, tasks_to_issue
+from roles.learner.outstanding import Cursor, Outstanding
 from roles.ring import Ring, nap
 from roles.tasks.prompts import Prompt
 
 RECOUNT_S = 0.5
 """How often the broker's counts are read even if nothing was committed meanwhile."""
+
+SWEEP_S = 10.0
+"""How often a learner looks what became of its oldest tasks."""
+
+SWEPT = 4
+"""Tasks that one look asks for at a time."""
 
 
 class TaskStream:
@@ -75,44 +84,117 @@ class Issuer:
         self._stream = stream
         self._clock_now = clock_now
         self._learners_now = learners_now
-        self.cursor = 0
+        self._key = cursor_key(ring.identity.node)
+        self._revision = 0
+        self._lost = False
+        """The broker lost its disk: what is outstanding must be issued again."""
+        self._swept_at = 0.0
+        self._stuck_at = -1
+        self.outstanding = Outstanding()
         self.in_flight = 0
         self.wake = asyncio.Event()
 
-    async def resume(self, cursor: int) -> None:
+    async def resume(self, head: Head | None) -> None:
         """Go on at the later of the committed cursor and the one kept beside the queue."""
-        key = cursor_key(self._ring.identity.node)
-        entry = await self._ring.persist(lambda: self._ring.bus.get(Bucket.RUN, key))
-        self.cursor = max(cursor, int(entry.value) if entry else 0)
+        entry = await self._ring.persist(lambda: self._ring.bus.get(Bucket.RUN, self._key))
+        kept = Cursor.parse(entry.value) if entry else Cursor(0)
+        floor, cursor = (head.floor, head.cursor) if head else (0, 0)
+        self.outstanding = Outstanding(min(floor, kept.next), max(cursor, kept.next))
+        self._revision = entry.revision if entry else 0
+        self._lost = kept.restored
+
+    def settled(self, group_ids: Iterable[str]) -> None:
+        """These groups were consumed or buried; only this learner's own matter."""
+        self.outstanding.settle(n for group in group_ids if (n := self._own_number(group)) is not None)
 
     async def run(self) -> None:
         """Issue for ever; woken by commits, otherwise looks twice a second."""
         while True:
             try:
                 await self._fill()
+                await self._sweep()
             except BusError as exc:
                 self._ring.log.warning("issue_postponed", error=str(exc) or type(exc).__name__)
             await nap(self._ring.clock, RECOUNT_S, self.wake)
 
     async def _fill(self) -> None:
         bus, spec = self._ring.bus, self._ring.spec
+        if self._lost:
+            await self._issue_again()
         self.in_flight = groups_in_flight([await bus.depth(queue) for queue in TRAINING])
         room = tasks_to_issue(
             self.in_flight,
             max_staleness=spec.staleness.max_staleness,
-            publish_every=spec.learner.publish_every,
+            publish_every=spec.learner.steps_per_update(self._learners_now()),
             groups_per_update=spec.learner.groups_per_update,
             learners=self._learners_now(),
         )
         if not room:
             return
-        tasks = [self._stream.task(self.cursor + k, self._clock_now()) for k in range(room)]
-        await self._ring.send_all(Queue.TASK, {f"task:{task.group_id}": task for task in tasks})
+        cursor = self.outstanding.cursor
+        await self._issue(range(cursor, cursor + room))
         # Only now: a crash in between issues the same tasks again, under the same ids.
-        self.cursor += room
+        self.outstanding.issued(room)
         self.in_flight += room
-        key, value = cursor_key(self._ring.identity.node), str(self.cursor).encode()
-        await self._ring.persist(lambda: bus.put(Bucket.RUN, key, value))
+        await self._keep_cursor()
+
+    async def _issue(self, numbers: Iterable[int]) -> None:
+        tasks = [self._stream.task(number, self._clock_now()) for number in numbers]
+        await self._ring.send_all(Queue.TASK, {f"task:{task.group_id}": task for task in tasks})
+
+    async def _keep_cursor(self) -> None:
+        """Write the cursor beside the queue; notices by its revision that the broker was restored."""
+        bus, value = self._ring.bus, str(Cursor(self.outstanding.cursor)).encode()
+        while True:
+            try:
+                self._revision = await self._ring.persist(
+                    lambda: bus.put(Bucket.RUN, self._key, value, expected=self._revision)
+                )
+                return
+            except WrongRevision:
+                entry = await self._ring.persist(lambda: bus.get(Bucket.RUN, self._key))
+            self._revision = entry.revision if entry else 0
+            self._lost = entry is None or Cursor.parse(entry.value).restored
+            if self._lost or (entry is not None and entry.value == value):
+                return
+
+    async def _issue_again(self) -> None:
+        """The queues were lost: issue everything that is not settled, under the same ids."""
+        numbers = [n for n in self.outstanding.all() if not await self._is_done(n)]
+        await self._issue(numbers)
+        self._lost = False
+        await self._keep_cursor()
+        await self._ring.tell("tasks_issued_again", tasks=len(numbers), cursor=self.outstanding.cursor)
+
+    async def _sweep(self) -> None:
+        """Now and then, find out what peers consumed, and what was buried."""
+        now = self._ring.clock.monotonic()
+        if now - self._swept_at < SWEEP_S:
+            return
+        self._swept_at = now
+        while (oldest := self.outstanding.oldest(SWEPT)) and all([await self._is_done(n) for n in oldest]):
+            pass
+        if self.outstanding.floor == self._stuck_at and self.outstanding.oldest(1):
+            self.settled(await self._buried())
+        self._stuck_at = self.outstanding.floor
+
+    async def _buried(self) -> list[str]:
+        groups = []
+        for frame in await self._ring.bus.dead_letters():
+            with suppress(DecodeError):
+                groups.append(decode_as(frame, DeadLetter).group_id or "")
+        return groups
+
+    async def _is_done(self, number: int) -> bool:
+        key = done_key(f"{self._ring.identity.node}.{number}")
+        done = await self._ring.bus.get(Bucket.POLICY, key) is not None
+        if done:
+            self.outstanding.settle([number])
+        return done
+
+    def _own_number(self, group_id: str) -> int | None:
+        learner, _, number = group_id.rpartition(".")
+        return int(number) if learner == self._ring.identity.node and number.isdecimal() else None
 
 
 def sampling_params(spec: RunSpec) -> SamplingParams:

@@ -8,6 +8,7 @@
 |------------|---------------------|---------------------------------|-------------------------|
 | issuer     | the broker's counts | room below the admission bound  | a commit, half a second |
 | collector  | verified groups     | the broker                      | a verifier              |
+| merger     | peers' heads        | broker and store                | a peer's commit         |
 | step       | the buffer          | ``groups_per_update`` groups    | the collector           |
 | committer  | finished steps      | store and broker                | the step                |
 | caretaker  | committed heads     | store, evaluation               | the committer           |
@@ -19,26 +20,28 @@ import asyncio
 import functools
 from collections.abc import Sequence
 
-from protocol.clock import GENESIS, VectorClock
-from protocol.errors import BusError, StoreError
+from protocol.clock import GENESIS
+from protocol.errors import StoreError
+from protocol.limits import LEARNERS_MAX
 from protocol.messages import Head
 from protocol.ports import AdapterStore, Offload
-from protocol.reasons import DropReason
 from protocol.subjects import FINISHED_KEY, Bucket, done_key
 from roles.learner.batch import Batch, make_batch
 from roles.learner.buffer import Buffer, Candidate, Dropped
 from roles.learner.caretaker import Caretaker, Committed
-from roles.learner.checkpoint import claim_genesis, find_head, load_state
+from roles.learner.checkpoint import claim_genesis, find_head, find_unlisted, load_state
 from roles.learner.collector import Collector
-from roles.learner.committer import GROUPS_MAX, STEPS_WAITING_MAX, Committer, FinishedStep, fenced
+from roles.learner.commit import fenced
+from roles.learner.committer import GROUPS_MAX, STEPS_WAITING_MAX, Committer, FinishedStep
 from roles.learner.evaluation import Evaluator
 from roles.learner.issuer import Issuer, TaskStream
+from roles.learner.merger import Merger
 from roles.learner.peers import Peers
 from roles.learner.policy import Policy
 from roles.learner.register import Published, Register
 from roles.learner.stepper import SafePoint, StepOutcome, Stepper
 from roles.policy.compose import VERSION_ROUNDING
-from roles.policy.policies import Policies
+from roles.policy.policies import Policies, Update
 from roles.ring import Ring, cancelled, nap, until
 from roles.tasks.prompts import Prompt
 
@@ -72,11 +75,14 @@ class Learner:
         self._offload = offload
         self._aside = aside
         self._policies = Policies(ring, store, aside)
-        self._buffer = Buffer(ring.spec.staleness.max_staleness)
-        credit = ring.spec.learner.groups_per_update * (
-            ring.spec.learner.publish_every + STEPS_WAITING_MAX + 1
-        )
+        staleness, learner = ring.spec.staleness, ring.spec.learner
+        self._buffer = Buffer(staleness.max_staleness, causal=staleness.causal)
+        steps_in_hand = learner.steps_per_update(LEARNERS_MAX) + STEPS_WAITING_MAX + 1
+        credit = learner.groups_per_update * steps_in_hand
         self._collector = Collector(ring, self._buffer, self._policies, credit)
+        self._merger = Merger(
+            ring, self._policies, lambda: self._stepper.register.clock, self._collector.arrived
+        )
         self._committer = Committer(ring, store, aside, self._on_commit)
         evaluator = Evaluator(ring, held_out)
         self._peers = Peers(ring)
@@ -84,7 +90,7 @@ class Learner:
         stream = TaskStream(ring.spec, ring.identity.node, train)
         self._issuer = Issuer(ring, stream, lambda: self.clock, lambda: self._peers.count)
         self._feeders = (self._issuer, self._collector)
-        self._keepers = (self._committer, evaluator, self._caretaker, self._peers)
+        self._keepers = (self._committer, self._merger, evaluator, self._caretaker, self._peers)
         self._unpublished: list[Candidate] = []
         self._idle_steps = 0
         self.clock = GENESIS
@@ -146,23 +152,23 @@ class Learner:
         register = Register(self._ring.identity.node, self._policies.genesis)
         resumed = await find_head(self._ring)
         head = resumed.head
-        newest = self._committer.resume(head, resumed.revision)
+        unlisted = await find_unlisted(self._ring, self._store, head)
+        newest = self._committer.resume(head, resumed.revision, unlisted)
         self._policies.note_head(newest, self._ring.identity.public_key if head else "")
         if head is not None and head.count:
             own = functools.partial(self._policies.update, head.learner, head.count)
             update = await self._policies.insist(own)
             register.resume(update.factors, head.count, head.weight)
             self._caretaker.start_at(head.count)
-        every = self._spec.learner.publish_every
-        self._stepper = await self._offload(lambda: Stepper(self._policy, register, every, self._ring.clock))
+        self._stepper = await self._offload(lambda: Stepper(self._policy, register, self._ring.clock))
         await self._peers.look()
-        await self._merge_peers(await self._ring.persist(self._policies.read_heads))
+        await self._catch_up()
         if head is not None and head.count:
             state = await load_state(self._ring, self._store, self._aside, head)
             if state is not None:
                 await self._offload(lambda: self._stepper.load_state(state))
             await self._ring.tell("learner_resumed", clock=head.clock.text, version=register.version)
-        await self._issuer.resume(head.cursor if head else 0)
+        await self._issuer.resume(head)
         self._safe = await self._offload(self._stepper.safe_point)
         self.clock = register.clock
         self._committer.version = register.version
@@ -184,7 +190,7 @@ class Learner:
         while not stop.is_set() and not self._finished:
             if self._committer.conflict:
                 await self._roll_back()
-            await self._follow_peers()
+            await self._merge_peers()
             register = self._stepper.register
             if self._buffer.ready(count, register.clock, register.version):
                 return self._buffer.take(count, register.clock, register.version)
@@ -199,7 +205,8 @@ class Learner:
         register = self._stepper.register
         batch = make_batch(candidates, self._spec.loss, register.clock, register.version)
         weight = self._spec.learner.update_weight or 1 / self._peers.count
-        outcome = await self._offload(lambda: self._stepper.step(batch, weight))
+        every = self._spec.learner.steps_per_update(self._peers.count)
+        outcome = await self._offload(lambda: self._stepper.step(batch, weight, every))
         self._idle_steps = 0 if outcome.result.updated else self._idle_steps + 1
         self._unpublished += candidates
         blocked_s = 0.0
@@ -212,11 +219,13 @@ class Learner:
         self, trained: tuple[Candidate, ...], published: Published | None, after: SafePoint | None
     ) -> float:
         dropped = tuple(self._buffer.take_dropped(GROUPS_MAX - len(trained)))
-        step = FinishedStep(trained, dropped, published, after, self._issuer.cursor)
+        tasks = self._issuer.outstanding
+        step = FinishedStep(trained, dropped, published, after, tasks.cursor, tasks.floor)
         return await self._committer.submit(step)
 
     def _on_commit(self, step: FinishedStep, head: Head) -> None:
         self._buffer.forget(step.group_ids)
+        self._issuer.settled(step.group_ids)
         self._issuer.wake.set()
         if step.after is None:
             return  # only drops: this learner stands where it stood
@@ -234,6 +243,7 @@ class Learner:
         self._unpublished = []
         dropped = [drop for step in steps for drop in step.dropped]
         await self._offload(lambda: self._stepper.restore(self._safe))
+        self._merger.wake.set()  # what was merged since is lacking again
         kept = [c for c in trained if not await self._settled_elsewhere(c)]
         kept_drops = [d for d in dropped if not await self._settled_elsewhere(d)]
         self._buffer.put_back(kept, kept_drops)
@@ -247,32 +257,28 @@ class Learner:
         self._buffer.forget([group.group_id])
         return True
 
-    async def _follow_peers(self) -> None:
-        """Between steps, take a look at the heads if anybody else may have written one."""
-        alone = self._peers.count == 1 and self._policies.heads.keys() <= {self._ring.identity.node}
-        if alone and not self._buffer.ahead_of(self._stepper.register.clock):
-            return
-        try:
-            newest = await self._policies.read_heads()
-        except BusError as exc:
-            self._ring.log.warning("merge_postponed", error=str(exc) or type(exc).__name__)
-            return
-        if newest[self._ring.identity.node] > self._stepper.register.count:
-            raise fenced(self._ring.identity.node)
-        for group_id in self._buffer.ahead_of(newest):
-            self._buffer.drop(group_id, DropReason.AHEAD)  # ahead of every head: a fault of its sender
-        await self._merge_peers(newest)
-
-    async def _merge_peers(self, newest: VectorClock) -> None:
-        """Move to the join of all heads; unpublished progress is kept."""
-        for learner, count in newest:
-            if learner != self._ring.identity.node and count > self._stepper.register.clock[learner]:
+    async def _catch_up(self) -> None:
+        """Begin at the join of all heads, as far as their updates can be had."""
+        for learner, count in await self._ring.persist(self._policies.read_heads):
+            if learner != self._ring.identity.node:
                 try:
                     update = await self._policies.update(learner, count)
                 except StoreError as exc:
                     self._ring.log.warning("merge_postponed", learner=learner, count=count, error=str(exc))
-                    continue
-                await self._offload(functools.partial(self._stepper.merge, learner, update))
+                else:
+                    await self._merge(update)
+
+    async def _merge_peers(self) -> None:
+        """Between steps, take in what peers have published meanwhile; unpublished progress is kept."""
+        own = self._ring.identity.node
+        if self._policies.newest[own] > self._stepper.register.count:
+            raise fenced(own)
+        for update in self._merger.take(self._stepper.register.clock):
+            await self._merge(update)
+
+    async def _merge(self, update: Update) -> None:
+        author = update.manifest.author
+        await self._offload(lambda: self._stepper.merge(author, update))
 
     async def _report(self, batch: Batch, outcome: StepOutcome, wait_s: float, blocked_s: float) -> None:
         metrics = batch.metrics | outcome.result.metrics

@@ -1,7 +1,7 @@
 """The stepper: the heavy half of a learner, run off the event loop.
 
-It owns the trainable policy and the register, and moves both together: a step, every
-``publish_every`` steps an update, and back to the last committed point when a commit fails.
+It owns the trainable policy and the register, and moves both together: a step, every few steps an
+update, and back to the last committed point when a commit fails.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ class StepOutcome:
 class Stepper:
     """Policy and register of one learner. Every method is synchronous and heavy."""
 
-    def __init__(self, policy: Policy, register: Register, publish_every: int, clock: Clock) -> None:
+    def __init__(self, policy: Policy, register: Register, clock: Clock) -> None:
         """``policy`` is moved to where ``register`` stands; ``clock`` measures steps."""
         self._policy = policy
-        self._publish_every = publish_every
         self._clock = clock
         self._steps_since = 0
         self._changed = False
@@ -52,13 +51,13 @@ class Stepper:
         """A copy of where this learner stands."""
         return SafePoint(self.register.copy(), self._policy.state())
 
-    def step(self, batch: Batch, weight: float) -> StepOutcome:
+    def step(self, batch: Batch, weight: float, publish_every: int = 1) -> StepOutcome:
         """One optimizer step; makes an update of ``weight`` when ``publish_every`` steps are done."""
         started = self._clock.monotonic()
         result = self._policy.step(batch.samples, self.register.count)
         self._changed |= result.updated
         self._steps_since += 1
-        due = self._steps_since >= self._publish_every
+        due = self._steps_since >= publish_every
         published = after = None
         if due:
             if self._changed:

@@ -11,7 +11,7 @@ from protocol.codec import decode, decode_as
 from protocol.manifest import MANIFEST_NAME, Manifest
 from protocol.messages import DeadLetter, Event, Head
 from protocol.subjects import TRAINING, Bucket
-from roles.learner.committer import TRAINED
+from roles.learner.commit import TRAINED, outcome_of
 from roles.policy.compose import VERSION_ROUNDING
 from roles.policy.policies import PREVIOUS
 from tests.sim.swarm import World
@@ -60,7 +60,10 @@ def read_heads(world: World) -> dict[str, Head]:
 def read_books(world: World) -> Books:
     """Read everything."""
     run, heads = world.broker.run(world.spec.name), read_heads(world)
-    done = {key.removeprefix("done."): e.value for key, e in run.buckets[Bucket.POLICY].below("done").items()}
+    done = {
+        key.removeprefix("done."): outcome_of(e.value)
+        for key, e in run.buckets[Bucket.POLICY].below("done").items()
+    }
     letters = [decode_as(frame, DeadLetter) for frame in run.dead]
     entries = run.buckets[Bucket.RUN].below("cursor")
     cursors = {key.removeprefix("cursor."): int(entry.value) for key, entry in entries.items()}
@@ -74,7 +77,7 @@ def read_books(world: World) -> Books:
             for number in range(cursors.get(learner, 0), cursors.get(learner, 0) + IN_FLIGHT_MAX)
         },
         trained={group for group, value in done.items() if value == TRAINED},
-        dropped={group: value.decode() for group, value in done.items() if value != TRAINED},
+        dropped={group: value for group, value in done.items() if value != TRAINED},
         dead={letter.group_id: letter.detail for letter in letters if letter.group_id},
         in_flight={str(getattr(decode(message.data).message, "group_id", "")) for message in messages},
         heads=heads,
@@ -127,7 +130,7 @@ def check_staleness(world: World, books: Books) -> None:
     """No group was older than the bound when it was trained, by clocks that no learner computed."""
     bound = world.spec.staleness.max_staleness + VERSION_ROUNDING
     assert all(0 <= float(str(told["sample/staleness_max"])) <= bound for told in books.told("step_trained"))
-    if world.spec.learner.publish_every > 1:
+    if world.spec.learner.steps_per_update(len(books.updates)) > 1:
         return  # peers may have been merged between the steps of an update
     for learner, updates in books.updates.items():
         for update in updates:

@@ -7,6 +7,7 @@ that a fake engine's random completions earn it about every second time.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -176,6 +177,7 @@ class World:
         self._directory = directory
         self._faults = faults
         self._stores = 0
+        self._started = 0
 
     async def create(self) -> None:
         """Create the run."""
@@ -244,7 +246,10 @@ class World:
     ) -> Peer:
         bus, store = SimBus(self, name), self.store()
         identity = identity or Identity.deterministic(name)
-        ring = Ring(bus, identity, self.spec, role, self.clock)
+        self._started += 1
+        numbers = itertools.count()
+        process = self._started
+        ring = Ring(bus, identity, self.spec, role, self.clock, lambda: f"{name}-{process}-{next(numbers)}")
         presence = Presence(Ring(bus, identity, self.spec, "node", self.clock), (role,), {})
         stop = asyncio.Event()
         node = Node(ring, presence, [part(ring, store)])

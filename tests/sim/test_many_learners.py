@@ -16,7 +16,8 @@ from protocol.limits import LEARNERS_MAX
 from protocol.messages import Head
 from protocol.ports import Write
 from protocol.subjects import Bucket, Queue, head_key
-from roles.learner.committer import TRAINED, nothing_committed
+from roles.learner.commit import TRAINED
+from roles.learner.committer import nothing_committed
 from tests.build import a_group, a_task, a_verified_group, an_entry, an_identity
 from tests.sim.books import check_exactly_once, check_promises, check_staleness, read_books, read_heads
 from tests.sim.swarm import Peer, World, a_small_run
@@ -83,7 +84,7 @@ def steal_from(learner: Peer, at_update: int) -> None:
         head = decode_as(writes[-1].value, Head)
         if head.count == at_update and not stolen:
             stolen = True
-            await learner.bus.put(Bucket.POLICY, writes[0].key, TRAINED)
+            await learner.bus.put(Bucket.POLICY, writes[0].key, TRAINED.encode())
 
     learner.bus.before_commit = steal
 

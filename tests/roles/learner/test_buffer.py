@@ -54,7 +54,6 @@ def test_a_group_ahead_of_the_learner_is_held_until_its_update_is_merged():
     buffer = filled(ahead)
     assert not buffer.ready(1, at(15), 15.0)
     assert buffer.take(1, at(15), 15.0) == []
-    assert buffer.ahead_of(at(15)) == ["learner-1.0"]
     assert buffer.take(1, at(16), 16.0) == [ahead]
 
 
@@ -124,12 +123,19 @@ def test_everything_unacknowledged_is_kept_alive_until_it_is_committed(fate: str
     assert buffer.leases == {}
 
 
-def test_a_group_dropped_from_outside_is_no_longer_offered():
-    buffer = filled(a_candidate(clock=a_clock(b=9)))
-    buffer.drop("learner-1.0", DropReason.AHEAD)
-    assert buffer.ahead_of(GENESIS) == []
+def test_a_group_dropped_from_outside_is_never_offered_but_held_until_it_is_committed():
+    buffer = Buffer(4)
+    buffer.drop(a_candidate(), DropReason.AHEAD)
+    assert not buffer.ready(1, GENESIS, 0.0)
+    assert list(buffer.leases) == ["learner-1.0"]
     assert reasons(buffer) == {"learner-1.0": DropReason.AHEAD}
 
 
 def test_group_ids_sort_by_number_not_by_text():
     assert sorted(["a.10", "a.9", "odd"], key=natural) == ["a.9", "a.10", "odd"]
+
+
+def test_a_buffer_that_is_not_causal_takes_groups_that_saw_more():
+    buffer = Buffer(4, causal=False)
+    buffer.put(a_candidate(clock=at(16), version=16.0))
+    assert ids(buffer.take(1, at(15), 15.0)) == ["learner-1.0"]

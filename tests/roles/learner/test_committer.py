@@ -15,14 +15,17 @@ from protocol.errors import FencedError
 from protocol.identity import Identity
 from protocol.manifest import MANIFEST_NAME, Manifest
 from protocol.messages import Head
+from protocol.ports import Write
 from protocol.reasons import DropReason
-from protocol.subjects import Bucket, done_key, head_key
+from protocol.subjects import GENESIS_KEY, Bucket, done_key, head_key
 from roles.learner.buffer import Candidate, Dropped
+from roles.learner.commit import outcome_of
 from roles.learner.committer import STEPS_WAITING_MAX, Committer, FinishedStep, nothing_committed
 from roles.learner.fake_policy import FakePolicy
 from roles.learner.lease import Lease
 from roles.learner.register import Register
 from roles.learner.stepper import SafePoint
+from roles.learner.update_entry import HEAD_FILE
 from roles.policy.compose import UPDATE_FILE
 from roles.policy.policies import PREVIOUS
 from tests.ground import Fault, FaultyBus, Ground, Handed, a_candidate, an_update, running
@@ -39,6 +42,7 @@ class Bench:
     ) -> None:
         self.ground = ground
         self.bus: FaultyBus = ground.bus()
+        ground.run.buckets[Bucket.RUN].write([Write(GENESIS_KEY, b"claimed")])
         self.committed: list[Head] = []
         self.register = Register("learner-1", GENESIS)
         self.committer = Committer(
@@ -57,7 +61,7 @@ class Bench:
             update = self.register.publish(factors, 1.0)
         trained = tuple(a_candidate(group, delivery=Handed()) for group in groups or (f"learner-1.{count}",))
         after = SafePoint(self.register, {}) if published else None
-        return FinishedStep(trained, drops, update, after, cursor=10 + count)
+        return FinishedStep(trained, drops, update, after, cursor=10 + count, floor=count)
 
     @property
     def head(self) -> Head | None:
@@ -65,9 +69,9 @@ class Bench:
         entry = self.ground.run.buckets[Bucket.POLICY].get(HEAD)
         return decode_as(entry.value, Head) if entry else None
 
-    def done(self, group: str) -> bytes | None:
+    def done(self, group: str) -> str | None:
         entry = self.ground.run.buckets[Bucket.POLICY].get(done_key(group))
-        return entry.value if entry else None
+        return outcome_of(entry.value) if entry else None
 
     def manifests(self) -> list[Manifest]:
         entries = self.ground.bucket.entries
@@ -96,8 +100,8 @@ async def test_a_step_becomes_an_update_a_head_and_done_keys_then_it_is_acknowle
     assert (head.policy_digest, head.cursor) == (step.published.digest, 11)
     assert (head.groups_trained, head.groups_dropped) == (2, {"stale": 1})
     assert (manifest.groups, manifest.dropped) == (("learner-1.0", "learner-1.1"), {"learner-1.9": "stale"})
-    assert [bench.done(g) for g in ("learner-1.0", "learner-1.1", "learner-1.9")] == [b"trained"] * 2 + [
-        b"stale"
+    assert [bench.done(g) for g in ("learner-1.0", "learner-1.1", "learner-1.9")] == ["trained"] * 2 + [
+        "stale"
     ]
     assert [said(group) for group in step.trained] == [["ack"], ["ack"]]
     assert said(drop) == ["ack"]
@@ -156,10 +160,11 @@ async def test_a_group_that_a_peer_consumed_is_a_conflict_and_nothing_is_stored(
         assert (bench.head, bench.done("learner-1.0"), bench.done("learner-1.2")) == (None, None, None)
         assert [said(g) for g in (*first.trained, *second.trained)] == [[], [], []]
         assert bench.committer.take_conflict() == (first, second)
+        assert bench.manifests() == [], "what was never committed must not look like it"
         bench.register = Register("learner-1", GENESIS)
         await bench.committer.submit(bench.step("learner-1.0"))
         await bench.committer.drained()
-    assert bench.done("learner-1.0") == b"trained"
+    assert bench.done("learner-1.0") == "trained"
 
 
 @in_virtual_time
@@ -231,7 +236,7 @@ async def test_drops_alone_are_committed_without_an_update_and_move_no_count(tmp
     drop = Dropped("learner-1.9", DropReason.UNSCORABLE, Lease(Handed()))
     async with running(bench.committer):
         await bench.committer.submit(bench.step())
-        await bench.committer.submit(FinishedStep((), (drop,), None, None, 12))
+        await bench.committer.submit(FinishedStep((), (drop,), None, None, 12, 0))
         await bench.committer.drained()
     before, after = bench.committed
     assert (after.count, after.path, after.clock) == (before.count, before.path, before.clock)
@@ -241,11 +246,39 @@ async def test_drops_alone_are_committed_without_an_update_and_move_no_count(tmp
 
 
 @in_virtual_time
+async def test_what_was_consumed_between_two_uploads_is_listed_by_the_next(tmp_path: Path):
+    """So that the bucket alone can tell what became of every group."""
+    bench = Bench(Ground(tmp_path))
+    drop = Dropped("learner-1.9", DropReason.UNSCORABLE, Lease(Handed()))
+    async with running(bench.committer):
+        await bench.committer.submit(bench.step())
+        await bench.committer.submit(FinishedStep((), (drop,), None, None, 12, 0))
+        await bench.committer.submit(bench.step("learner-1.5", published=False))
+        for _ in range(2):
+            await bench.committer.submit(bench.step())
+        await bench.committer.drained()
+    listed = [manifest.dropped for manifest in bench.manifests()]
+    assert listed == [{}, {"learner-1.9": "unscorable", "learner-1.5": "trained"}, {}]
+
+
+@in_virtual_time
+async def test_an_upload_holds_the_head_exactly_as_it_is_committed(tmp_path: Path):
+    bench = Bench(Ground(tmp_path))
+    async with running(bench.committer):
+        await bench.committer.submit(bench.step())
+        await bench.committer.drained()
+    entry = bench.ground.run.buckets[Bucket.POLICY].get(HEAD)
+    assert entry is not None
+    assert [files[HEAD_FILE] for files in bench.ground.bucket.entries.values()] == [entry.value]
+
+
+@in_virtual_time
 async def test_a_step_repeated_after_a_crash_with_other_drops_is_another_upload(tmp_path: Path):
     """The update's bytes are the same; the path must not be, for a path is written once."""
     ground = Ground(tmp_path)
     crashed, successor = Bench(ground), Bench(ground)
-    await crashed.committer._upload(crashed.step("learner-1.0"))
+    lost = crashed.step("learner-1.0")
+    await crashed.committer._uploaded(lost, crashed.committer._next_head(lost))
     drop = Dropped("learner-1.9", DropReason.STALE, Lease(Handed()))
     async with running(successor.committer):
         await successor.committer.submit(successor.step("learner-1.0", drops=(drop,)))

@@ -9,14 +9,18 @@ import pytest
 
 from node.virtual_time import in_virtual_time
 from protocol.clock import GENESIS, VectorClock
-from protocol.codec import decode_as
+from protocol.codec import decode_as, encode
 from protocol.errors import OperatorError
-from protocol.messages import Task
+from protocol.messages import DeadLetter, Head, Task
+from protocol.ports import Write
+from protocol.reasons import DeadReason
 from protocol.runspec import RunSpec
-from protocol.subjects import Bucket, Queue, cursor_key
-from roles.learner.issuer import Issuer, TaskStream
+from protocol.subjects import Bucket, Queue, cursor_key, done_key
+from roles.learner.committer import nothing_committed
+from roles.learner.issuer import SWEEP_S, Issuer, TaskStream
+from roles.learner.outstanding import Cursor
 from roles.tasks.prompts import Prompt
-from tests.build import a_clock, a_runspec
+from tests.build import a_clock, a_runspec, an_identity
 from tests.ground import FaultyBus, Ground, running
 
 ROWS = 7
@@ -36,6 +40,20 @@ def an_issuer(ground: Ground, bus: FaultyBus, learners: int = 1, clock: VectorCl
     return Issuer(
         ground.ring(bus=bus), TaskStream(ground.spec, "learner-1", PROMPTS), lambda: clock, lambda: learners
     )
+
+
+def a_head(**fields: object) -> Head:
+    return nothing_committed("test", "learner-1").model_copy(update=fields)
+
+
+def numbers_in(ground: Ground) -> list[int]:
+    return [int(task.group_id.rpartition(".")[2]) for task in tasks_in(ground)]
+
+
+def settle(ground: Ground, *numbers: int) -> None:
+    """A peer consumed these."""
+    keys = ground.run.buckets[Bucket.POLICY]
+    keys.write([Write(done_key(f"learner-1.{number}"), b"trained learner-2:1") for number in numbers])
 
 
 def tasks_in(ground: Ground) -> list[Task]:
@@ -88,7 +106,7 @@ async def test_the_bound_is_filled_and_never_exceeded(tmp_path: Path):
     await ground.bus().publish(Queue.VERIFIED, b"a group on its way", "other")
     ground.run.queues[Queue.TASK].remove(1)
     await issuer._fill()
-    assert issuer.cursor == 6
+    assert issuer.outstanding.cursor == 6
 
 
 @in_virtual_time
@@ -108,8 +126,8 @@ async def test_a_restarted_learner_goes_on_at_the_next_task_not_at_the_first(tmp
     await an_issuer(ground, ground.bus())._fill()
     ground.run.queues[Queue.TASK]._waiting.clear()
     successor = an_issuer(ground, ground.bus())
-    await successor.resume(0)
-    assert successor.cursor == 6
+    await successor.resume(None)
+    assert successor.outstanding.cursor == 6
     await successor._fill()
     stream = TaskStream(ground.spec, "learner-1", PROMPTS)
     assert tasks_in(ground)[0] == stream.task(6, GENESIS)
@@ -119,8 +137,8 @@ async def test_a_restarted_learner_goes_on_at_the_next_task_not_at_the_first(tmp
 async def test_a_cursor_that_the_broker_lost_is_taken_from_the_head(tmp_path: Path):
     ground = Ground(tmp_path, a_run())
     issuer = an_issuer(ground, ground.bus())
-    await issuer.resume(4)
-    assert issuer.cursor == 4
+    await issuer.resume(a_head(cursor=4))
+    assert issuer.outstanding.cursor == 4
 
 
 @in_virtual_time
@@ -133,7 +151,7 @@ async def test_a_crash_before_the_cursor_was_kept_resends_the_same_ids(tmp_path:
     ground.run.queues[Queue.TASK]._taken.clear()
     ground.run.queues[Queue.TASK].forget_ids()
     issuer = an_issuer(ground, ground.bus())
-    await issuer.resume(0)
+    await issuer.resume(None)
     await issuer._fill()
     assert [task.group_id for task in tasks_in(ground)] == [f"learner-1.{i}" for i in range(6)]
 
@@ -150,3 +168,78 @@ async def test_an_absent_broker_postpones_tasks_and_loses_none(tmp_path: Path):
         bus.away = False
         await ground.clock.sleep(1.0)
         assert len(tasks_in(ground)) == 6
+
+
+def lose_the_queues(ground: Ground, cursor: Cursor | None) -> None:
+    """The broker lost its disk; ``recover`` wrote ``cursor``."""
+    ground.run.queues[Queue.TASK]._waiting.clear()
+    ground.run.queues[Queue.TASK].forget_ids()
+    keys = ground.run.buckets[Bucket.RUN]
+    keys.delete(cursor_key("learner-1"))
+    if cursor is not None:
+        keys.write([Write(cursor_key("learner-1"), str(cursor).encode())])
+
+
+@pytest.mark.parametrize("restored", [Cursor(1, 1), None])
+@in_virtual_time
+async def test_a_living_learner_issues_again_what_a_broker_lost_and_nobody_consumed(
+    tmp_path: Path, restored: Cursor | None
+):
+    ground = Ground(tmp_path, a_run())
+    issuer = an_issuer(ground, ground.bus())
+    await issuer._fill()
+    issuer.settled(["learner-1.0"])
+    settle(ground, 2)
+    lose_the_queues(ground, restored)
+    async with running(issuer):
+        await ground.clock.sleep(3.0)
+    assert sorted(numbers_in(ground)) == [1, 3, 4, 5, *range(6, 12)], "the queue was empty: six more"
+    entry = ground.run.buckets[Bucket.RUN].get(cursor_key("learner-1"))
+    assert entry is not None
+    assert entry.value == b"12"
+    assert [event["tasks"] for event in ground.told("tasks_issued_again")] == [4 + 6]
+
+
+@in_virtual_time
+async def test_a_learner_that_starts_after_a_restoration_issues_again_and_goes_on_behind_its_last_task(
+    tmp_path: Path,
+):
+    ground = Ground(tmp_path, a_run())
+    settle(ground, 3, 5)
+    lose_the_queues(ground, Cursor(3, 2))
+    issuer = an_issuer(ground, ground.bus())
+    await issuer.resume(a_head(floor=3, cursor=7))
+    await issuer._fill()
+    assert numbers_in(ground) == [4, 6, 7, 8, 9, 10]
+    assert (issuer.outstanding.floor, issuer.outstanding.cursor) == (4, 11)
+
+
+@in_virtual_time
+async def test_a_crash_while_issuing_again_loses_nothing(tmp_path: Path):
+    """The restored cursor stays until everything was issued."""
+    ground = Ground(tmp_path, a_run())
+    lose_the_queues(ground, Cursor(0, 0))
+    bus = ground.bus()
+    crashed = an_issuer(ground, bus)
+    await crashed.resume(a_head(cursor=4))
+    await crashed._issue(range(2))
+    successor = an_issuer(ground, ground.bus())
+    await successor.resume(a_head(cursor=4))
+    await successor._fill()
+    assert sorted(set(numbers_in(ground))) == list(range(6))
+
+
+@in_virtual_time
+async def test_what_peers_consumed_or_buried_moves_the_floor(tmp_path: Path):
+    ground = Ground(tmp_path, a_run())
+    issuer = an_issuer(ground, ground.bus())
+    async with running(issuer):
+        await ground.clock.sleep(1.0)
+        settle(ground, 0, 1, 3)
+        letter = DeadLetter(
+            run="test", queue="task", reason=DeadReason.BAD_STRUCTURE, node="n", group_id="learner-1.2"
+        )
+        await ground.bus().bury(encode(letter, an_identity("n")))
+        await ground.bus().bury(b"no letter")
+        await ground.clock.sleep(3 * SWEEP_S)
+    assert issuer.outstanding.floor == 4

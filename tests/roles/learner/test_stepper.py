@@ -19,9 +19,9 @@ from tests.ground import a_candidate, an_update
 GENESIS = FakePolicy().genesis(0)
 
 
-def a_stepper(publish_every: int = 1) -> tuple[Stepper, FakePolicy]:
+def a_stepper() -> tuple[Stepper, FakePolicy]:
     policy = FakePolicy()
-    return Stepper(policy, Register("learner-1", GENESIS), publish_every, VirtualClock()), policy
+    return Stepper(policy, Register("learner-1", GENESIS), VirtualClock()), policy
 
 
 def a_batch(number: int = 0, rewards: tuple[float, float] = (1.0, 0.0)) -> Batch:
@@ -43,8 +43,8 @@ def a_peers_update(count: int, author: str = "b") -> Update:
     return Update(manifest, an_update(GENESIS, count))
 
 
-def step(stepper: Stepper, rewards: tuple[float, float] = (1.0, 0.0)) -> StepOutcome:
-    return stepper.step(a_batch(rewards=rewards), 1.0)
+def step(stepper: Stepper, rewards: tuple[float, float] = (1.0, 0.0), every: int = 1) -> StepOutcome:
+    return stepper.step(a_batch(rewards=rewards), 1.0, every)
 
 
 def digest(policy: FakePolicy) -> str:
@@ -61,8 +61,8 @@ async def test_a_learner_goes_on_from_exactly_what_its_peers_compose():
 
 @in_virtual_time
 async def test_an_update_is_made_every_so_many_steps():
-    stepper, policy = a_stepper(publish_every=3)
-    outcomes = [step(stepper) for _ in range(6)]
+    stepper, policy = a_stepper()
+    outcomes = [step(stepper, every=3) for _ in range(6)]
     assert [o.due for o in outcomes] == [False, False, True] * 2
     assert [o.published.clock.text for o in outcomes if o.published] == ["learner-1:1", "learner-1:2"]
     assert policy.updates_seen == [0, 0, 0, 1, 1, 1]
@@ -70,8 +70,8 @@ async def test_an_update_is_made_every_so_many_steps():
 
 @in_virtual_time
 async def test_steps_that_change_nothing_publish_nothing_but_are_due():
-    stepper, _ = a_stepper(publish_every=2)
-    outcomes = [step(stepper, rewards=(1.0, 1.0)) for _ in range(2)]
+    stepper, _ = a_stepper()
+    outcomes = [step(stepper, every=2, rewards=(1.0, 1.0)) for _ in range(2)]
     assert outcomes[1].published is None
     assert outcomes[1].after is not None
     assert outcomes[1].after.register.count == 0
@@ -79,9 +79,9 @@ async def test_steps_that_change_nothing_publish_nothing_but_are_due():
 
 @in_virtual_time
 async def test_one_step_that_changed_something_is_enough_for_an_update():
-    stepper, _ = a_stepper(publish_every=2)
-    step(stepper)
-    assert step(stepper, rewards=(1.0, 1.0)).published is not None
+    stepper, _ = a_stepper()
+    step(stepper, every=2)
+    assert step(stepper, every=2, rewards=(1.0, 1.0)).published is not None
 
 
 @in_virtual_time
@@ -136,24 +136,24 @@ async def test_later_steps_and_merges_change_no_byte_of_an_earlier_safe_point():
 
 @in_virtual_time
 async def test_what_was_trained_since_a_safe_point_does_not_count_towards_the_next_update():
-    stepper, _ = a_stepper(publish_every=2)
+    stepper, _ = a_stepper()
     point = stepper.safe_point()
-    step(stepper)
+    step(stepper, every=2)
     stepper.restore(point)
-    assert [step(stepper).due, step(stepper).due] == [False, True]
+    assert [step(stepper, every=2).due, step(stepper, every=2).due] == [False, True]
 
 
 @in_virtual_time
 async def test_merging_between_steps_keeps_unpublished_progress_and_momentum():
-    stepper, policy = a_stepper(publish_every=2)
-    step(stepper)
+    stepper, policy = a_stepper()
+    step(stepper, every=2)
     before, momentum = policy.factors(), policy.state()
     stepper.merge("b", a_peers_update(1))
     for name, tensor in policy.factors().items():
         np.testing.assert_allclose(tensor, before[name] + 1, atol=1e-6)
         if f"momentum.{name}" in momentum:
             np.testing.assert_array_equal(policy.state()[f"momentum.{name}"], momentum[f"momentum.{name}"])
-    outcome = step(stepper)
+    outcome = step(stepper, every=2)
     assert outcome.published is not None
     assert (outcome.published.clock, outcome.published.version) == (a_clock(b=1, **{"learner-1": 1}), 1.5)
 
@@ -170,7 +170,7 @@ async def test_three_steps_a_restart_and_three_more_are_six_steps():
     register = Register("learner-1", GENESIS)
     register.resume(published.update, 3, published.own_weight)
     resumed_policy = FakePolicy()
-    resumed = Stepper(resumed_policy, register, 1, VirtualClock())
+    resumed = Stepper(resumed_policy, register, VirtualClock())
     resumed.load_state(first.safe_point().state)
     for _ in range(3):
         step(resumed)

@@ -1,0 +1,60 @@
+"""An update's entry in the store: the cumulative change, and the head that will announce it.
+
+The signed head lies beside the update, so that the bucket alone can restore what the broker held.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from protocol.codec import encode
+from protocol.identity import Identity
+from protocol.manifest import EntryKind, Manifest
+from protocol.messages import Head
+from roles.learner.register import Published
+from roles.policy.compose import UPDATE_FILE
+from roles.policy.peft_export import factors_bytes
+from roles.policy.policies import PREVIOUS
+
+HEAD_FILE = "head.bin"
+"""The head's signed frame, exactly as it is committed."""
+
+NONCE = "nonce"
+"""Key in an update's manifest: the nonce of its head. No two uploads have the same path."""
+
+
+def update_entry(
+    published: Published,
+    head: Head,
+    identity: Identity,
+    *,
+    trained: Sequence[str],
+    dropped: Mapping[str, str],
+    previous: str,
+) -> tuple[Manifest, dict[str, bytes], Head]:
+    """Manifest and files of an update, and ``head`` with the entry's path in it.
+
+    ``dropped`` holds what was consumed without changing the policy since the previous update, which is at
+    ``previous`` (empty for the first).
+    """
+    files = {UPDATE_FILE: factors_bytes(published.update)}
+    unnamed = Manifest(
+        path=f"{head.run}/updates/{head.learner}/{head.count}",
+        kind=EntryKind.UPDATE,
+        run=head.run,
+        author=head.learner,
+        clock=published.clock,
+        count=head.count,
+        weight=published.own_weight,
+        policy_digest=published.digest,
+        groups=tuple(trained),
+        dropped=dict(dropped),
+        extra={NONCE: head.nonce} | ({PREVIOUS: previous} if previous else {}),
+        files=Manifest.describe(files),
+    )
+    digest = hashlib.sha256(unnamed.canonical()).hexdigest()[:12]
+    head = head.model_copy(update={"path": f"{unnamed.path}-{digest}"})
+    files[HEAD_FILE] = encode(head, identity)
+    named = unnamed.model_copy(update={"path": head.path, "files": Manifest.describe(files)})
+    return named.signed(identity), files, head
