@@ -29,9 +29,9 @@ from protocol.subjects import GENESIS_KEY, Bucket, Queue, head_key
 from roles.learner.buffer import Candidate
 from roles.learner.fake_policy import FakePolicy
 from roles.learner.lease import Lease
+from roles.policy.chains import PREVIOUS
 from roles.policy.compose import UPDATE_FILE, WEIGHTS_FILE, Factors, compose, factors_digest
 from roles.policy.peft_export import factors_bytes
-from roles.policy.policies import PREVIOUS
 from roles.ring import Ring
 from tests.build import a_group, a_runspec, a_task, a_verified_group
 

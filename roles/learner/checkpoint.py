@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from protocol.messages import Head
 from protocol.ports import AdapterStore, Offload
 from protocol.runspec import RunSpec
 from protocol.subjects import GENESIS_KEY, Bucket, done_key, head_key
-from roles.learner.commit import done_value, outcome_of
+from roles.learner.commit import Resumed, done_value, outcome_of
 from roles.learner.policy import Policy, State
 from roles.learner.update_entry import NONCE
 from roles.policy.compose import Factors, factors_digest
@@ -35,14 +35,6 @@ DONE = done_key("").removesuffix(".")
 
 STATE_FILE = "optimizer.safetensors"
 STATE_INFO_FILE = "state.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """A learner's own last head and its revision; None at the beginning."""
-
-    head: Head | None
-    revision: int
 
 
 async def claim_genesis(ring: Ring, store: AdapterStore, policy: Policy, offload: Offload) -> None:
@@ -79,38 +71,35 @@ async def claim_genesis(ring: Ring, store: AdapterStore, policy: Policy, offload
         ring.log.info("genesis_found")
 
 
-async def find_head(ring: Ring) -> Resumed:
-    """This learner's own last head.
+async def find_head(ring: Ring, store: AdapterStore) -> Resumed:
+    """This learner's own last head, and what it consumed since its newest upload.
 
     Raises FencedError if it was signed with another key: peers would use nothing that this one publishes.
     """
     learner = ring.identity.node
     entry = await ring.persist(lambda: ring.bus.get(Bucket.POLICY, head_key(learner)))
     if entry is None:
-        return Resumed(None, 0)
+        return Resumed()
     signed = decode(entry.value)
     if signed.signer != ring.identity.public_key:
         raise FencedError(
             f"learner {learner!r} of this run has another key; start this one under another --name, "
             f"or with the GRPO_HOME that holds its identity"
         )
-    return Resumed(signed.expect(Head), entry.revision)
-
-
-async def find_unlisted(ring: Ring, store: AdapterStore, head: Head | None) -> dict[str, str]:
-    """Groups that this learner consumed since its newest upload, with the outcome: no manifest lists them."""
-    if head is None:
-        return {}
-    listed: set[str] = set()
+    head, uploaded_nonce, listed = signed.expect(Head), "", set[str]()
     if head.path:
         manifest = await ring.persist(lambda: store.manifest(head.path))
-        if manifest.extra.get(NONCE) == head.nonce:
-            return {}
-        listed = {*manifest.groups, *manifest.dropped}
+        uploaded_nonce, listed = manifest.extra.get(NONCE, ""), {*manifest.groups, *manifest.dropped}
+    unlisted = {} if head.nonce == uploaded_nonce else await _consumed_since(ring, head, listed)
+    return Resumed(head, entry.revision, uploaded_nonce, unlisted)
+
+
+async def _consumed_since(ring: Ring, head: Head, listed: Collection[str]) -> dict[str, str]:
+    """Groups that the author of ``head`` consumed after its newest update, which lists ``listed``."""
     found = {}
     for key, entry in (await ring.persist(lambda: ring.bus.list(Bucket.POLICY, DONE))).items():
         group, outcome = key.removeprefix(done_key("")), outcome_of(entry.value)
-        if group not in listed and entry.value == done_value(outcome, head):
+        if group not in listed and entry.value == done_value(outcome, head.learner, head.count):
             found[group] = outcome
     return found
 

@@ -14,9 +14,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from protocol.codec import decode_as, encode
 from protocol.errors import BusError, DecodeError, FencedError, UnknownOutcome, WrongRevision
@@ -42,6 +41,18 @@ class Conflict(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed:
+    """A learner's own last head and what belongs to it; no head at the beginning."""
+
+    head: Head | None = None
+    revision: int = 0
+    uploaded_nonce: str = ""
+    """Nonce of the head that lies beside the newest update; another one if it committed drops since."""
+    unlisted: Consumed = field(default_factory=dict)
+    """Groups it consumed since that upload, with the outcome: no manifest lists them yet."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Said:
     """A commit that happened."""
 
@@ -60,11 +71,12 @@ class HeadWriter:
         self.head: Head | None = None
         self.revision = 0
 
-    def resume(self, head: Head | None, revision: int) -> None:
+    def resume(self, resumed: Resumed) -> None:
         """Go on from a head that an earlier process of this learner committed."""
-        self.head, self.revision = head, revision
-        if head is not None:
-            self._said.append(_Said(head, {}))
+        self.head, self.revision = resumed.head, resumed.revision
+        if resumed.head is not None:
+            uploaded = resumed.head.model_copy(update={"nonce": resumed.uploaded_nonce})
+            self._said += [_Said(uploaded, {}), _Said(resumed.head, resumed.unlisted)]
 
     async def commit(self, head: Head, consumed: Consumed) -> Head:
         """Write all or nothing, however long that takes; returns the head as it was stored.
@@ -143,9 +155,9 @@ class HeadWriter:
         return await self._ring.persist(lambda: self._ring.bus.get(Bucket.POLICY, key)) is not None
 
 
-def done_value(outcome: str, head: Head) -> bytes:
-    """Value of a group's ``done`` key: what became of it, by whom, after how many of its updates."""
-    return f"{outcome} {head.learner}:{head.count}".encode()
+def done_value(outcome: str, learner: str, count: int) -> bytes:
+    """Value of a group's ``done`` key: what became of it, by whom, and after how many of its updates."""
+    return f"{outcome} {learner}:{count}".encode()
 
 
 def outcome_of(value: bytes) -> str:
@@ -153,9 +165,9 @@ def outcome_of(value: bytes) -> str:
     return value.decode(errors="replace").partition(" ")[0]
 
 
-def _done(head: Head, consumed: Consumed, besides: Consumed = MappingProxyType({})) -> list[Write]:
+def _done(head: Head, consumed: Consumed, besides: Collection[str] = ()) -> list[Write]:
     return [
-        Write(done_key(group), done_value(outcome, head), expected=0, ttl_s=DONE_TTL_S)
+        Write(done_key(group), done_value(outcome, head.learner, head.count), expected=0, ttl_s=DONE_TTL_S)
         for group, outcome in consumed.items()
         if group not in besides
     ]

@@ -10,6 +10,7 @@ the step is rolled back. ``commit.py`` settles what is unclear.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from protocol.limits import BATCH_WRITES_MAX
 from protocol.messages import Head
 from protocol.ports import AdapterStore, Offload
 from roles.learner.buffer import Candidate, Dropped
-from roles.learner.commit import TRAINED, Conflict, HeadWriter
+from roles.learner.commit import TRAINED, Conflict, HeadWriter, Resumed
 from roles.learner.lease import Lease
 from roles.learner.register import Published
 from roles.learner.stepper import SafePoint
@@ -83,6 +84,7 @@ class Committer:
         self._waiting: deque[FinishedStep] = deque()
         self._moved = asyncio.Condition()
         self._writer = HeadWriter(ring)
+        self._genesis = ""
         self._unlisted: dict[str, str] = {}
         """Groups consumed since the newest upload: no manifest lists them yet."""
         self.version = 0.0
@@ -90,14 +92,23 @@ class Committer:
         self.conflict = False
         """The oldest waiting step cannot be committed; the loop must roll back."""
 
-    def resume(self, head: Head | None, revision: int, unlisted: dict[str, str]) -> Head:
-        """Go on from this learner's own last head; returns it, or the head of a learner without any.
+    async def begin(self, resumed: Resumed, genesis: str) -> None:
+        """Go on from this learner's own last head, and remove what it uploaded but never committed.
 
-        ``unlisted`` are the groups it consumed, with the outcome, that no manifest lists yet.
+        ``genesis`` is the digest of the run's genesis. Raises FencedError if another process writes the head.
         """
-        self._unlisted = unlisted
-        self._writer.resume(head, revision)
-        return head or nothing_committed(self._ring.spec.name, self._ring.identity.node)
+        self._genesis, self._unlisted = genesis, dict(resumed.unlisted)
+        self._writer.resume(resumed)
+        head = resumed.head
+        if head is None:
+            return
+        # From now on nothing that an earlier process may have sent can be stored: it expects another head.
+        await self._writer.commit(head.model_copy(update={"nonce": self._ring.nonce()}), {})
+        for path in await self._ring.persist(lambda: self._store.list(f"{head.run}/updates/{head.learner}")):
+            count = int(path.rpartition("/")[2].partition("-")[0])
+            if count > head.count or (count == head.count and path != head.path):
+                await self._ring.persist(functools.partial(self._store.delete, path))
+                self._ring.log.info("upload_removed", path=path)
 
     async def submit(self, step: FinishedStep) -> float:
         """Queue a step; returns the seconds for which the queue was full."""
@@ -177,6 +188,7 @@ class Committer:
                 trained=[candidate.group_id for candidate in step.trained],
                 dropped=self._unlisted | {drop.group_id: drop.reason.value for drop in step.dropped},
                 previous=before.path if before is not None else "",
+                genesis=self._genesis,
             )
         )
         await self._ring.persist(lambda: self._store.publish(manifest, files))

@@ -94,12 +94,11 @@ class Issuer:
         self.in_flight = 0
         self.wake = asyncio.Event()
 
-    async def resume(self, head: Head | None) -> None:
+    async def resume(self, head: Head) -> None:
         """Go on at the later of the committed cursor and the one kept beside the queue."""
         entry = await self._ring.persist(lambda: self._ring.bus.get(Bucket.RUN, self._key))
         kept = Cursor.parse(entry.value) if entry else Cursor(0)
-        floor, cursor = (head.floor, head.cursor) if head else (0, 0)
-        self.outstanding = Outstanding(min(floor, kept.next), max(cursor, kept.next))
+        self.outstanding = Outstanding(min(head.floor, kept.next), max(head.cursor, kept.next))
         self._revision = entry.revision if entry else 0
         self._lost = kept.restored
 

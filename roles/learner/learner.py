@@ -21,7 +21,6 @@ import functools
 from collections.abc import Sequence
 
 from protocol.clock import GENESIS
-from protocol.errors import StoreError
 from protocol.limits import LEARNERS_MAX
 from protocol.messages import Head
 from protocol.ports import AdapterStore, Offload
@@ -29,10 +28,16 @@ from protocol.subjects import FINISHED_KEY, Bucket, done_key
 from roles.learner.batch import Batch, make_batch
 from roles.learner.buffer import Buffer, Candidate, Dropped
 from roles.learner.caretaker import Caretaker, Committed
-from roles.learner.checkpoint import claim_genesis, find_head, find_unlisted, load_state
+from roles.learner.checkpoint import claim_genesis, find_head, load_state
 from roles.learner.collector import Collector
 from roles.learner.commit import fenced
-from roles.learner.committer import GROUPS_MAX, STEPS_WAITING_MAX, Committer, FinishedStep
+from roles.learner.committer import (
+    GROUPS_MAX,
+    STEPS_WAITING_MAX,
+    Committer,
+    FinishedStep,
+    nothing_committed,
+)
 from roles.learner.evaluation import Evaluator
 from roles.learner.issuer import Issuer, TaskStream
 from roles.learner.merger import Merger
@@ -150,20 +155,20 @@ class Learner:
         await claim_genesis(self._ring, self._store, self._policy, self._offload)
         await self._policies.start()
         register = Register(self._ring.identity.node, self._policies.genesis)
-        resumed = await find_head(self._ring)
-        head = resumed.head
-        unlisted = await find_unlisted(self._ring, self._store, head)
-        newest = self._committer.resume(head, resumed.revision, unlisted)
-        self._policies.note_head(newest, self._ring.identity.public_key if head else "")
-        if head is not None and head.count:
+        resumed = await find_head(self._ring, self._store)
+        await self._committer.begin(resumed, self._policies.genesis_digest)
+        head = resumed.head or nothing_committed(self._spec.name, self._ring.identity.node)
+        self._policies.note_head(head, self._ring.identity.public_key if resumed.head else "")
+        if head.count:
             own = functools.partial(self._policies.update, head.learner, head.count)
             update = await self._policies.insist(own)
             register.resume(update.factors, head.count, head.weight)
             self._caretaker.start_at(head.count)
         self._stepper = await self._offload(lambda: Stepper(self._policy, register, self._ring.clock))
         await self._peers.look()
-        await self._catch_up()
-        if head is not None and head.count:
+        for update in await self._merger.catch_up():
+            await self._merge(update)
+        if head.count:
             state = await load_state(self._ring, self._store, self._aside, head)
             if state is not None:
                 await self._offload(lambda: self._stepper.load_state(state))
@@ -256,17 +261,6 @@ class Learner:
         await group.lease.settle(self._ring)
         self._buffer.forget([group.group_id])
         return True
-
-    async def _catch_up(self) -> None:
-        """Begin at the join of all heads, as far as their updates can be had."""
-        for learner, count in await self._ring.persist(self._policies.read_heads):
-            if learner != self._ring.identity.node:
-                try:
-                    update = await self._policies.update(learner, count)
-                except StoreError as exc:
-                    self._ring.log.warning("merge_postponed", learner=learner, count=count, error=str(exc))
-                else:
-                    await self._merge(update)
 
     async def _merge_peers(self) -> None:
         """Between steps, take in what peers have published meanwhile; unpublished progress is kept."""

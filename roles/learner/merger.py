@@ -38,6 +38,17 @@ class Merger:
         self.wake = asyncio.Event()
         """Set it to make the merger look at the heads soon."""
 
+    async def catch_up(self) -> list[Update]:
+        """The newest update of every peer, as far as it can be had: where a learner begins."""
+        updates = []
+        for learner, count in await self._ring.persist(self._policies.read_heads):
+            if learner != self._ring.identity.node:
+                try:
+                    updates.append(await self._policies.update(learner, count))
+                except StoreError as exc:
+                    self._postponed(learner, count, exc)
+        return updates
+
     def take(self, clock: VectorClock) -> list[Update]:
         """Fetched updates that ``clock`` lacks, by learner; the caller merges them."""
         taken = [update for _, update in sorted(self._fetched.items())]
@@ -74,10 +85,13 @@ class Merger:
             try:
                 self._fetched[learner] = await self._policies.update(learner, count)
             except StoreError as exc:
-                self._ring.log.warning("merge_postponed", learner=learner, count=count, error=str(exc))
+                self._postponed(learner, count, exc)
                 await self._ring.pause(RETRY_MAX_S)
             else:
                 self._arrived.set()
+
+    def _postponed(self, learner: str, count: int, why: StoreError) -> None:
+        self._ring.log.warning("merge_postponed", learner=learner, count=count, error=str(why))
 
     async def _listen(self) -> None:
         async for entry in self._ring.bus.announcements():

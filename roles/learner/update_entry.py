@@ -13,15 +13,18 @@ from protocol.identity import Identity
 from protocol.manifest import EntryKind, Manifest
 from protocol.messages import Head
 from roles.learner.register import Published
+from roles.policy.chains import PREVIOUS
 from roles.policy.compose import UPDATE_FILE
 from roles.policy.peft_export import factors_bytes
-from roles.policy.policies import PREVIOUS
 
 HEAD_FILE = "head.bin"
 """The head's signed frame, exactly as it is committed."""
 
 NONCE = "nonce"
 """Key in an update's manifest: the nonce of its head. No two uploads have the same path."""
+
+GENESIS_DIGEST = "genesis"
+"""Key in an update's manifest: digest of the genesis that it stands on."""
 
 
 def update_entry(
@@ -32,11 +35,12 @@ def update_entry(
     trained: Sequence[str],
     dropped: Mapping[str, str],
     previous: str,
+    genesis: str,
 ) -> tuple[Manifest, dict[str, bytes], Head]:
     """Manifest and files of an update, and ``head`` with the entry's path in it.
 
     ``dropped`` holds what was consumed without changing the policy since the previous update, which is at
-    ``previous`` (empty for the first).
+    ``previous`` (empty for the first). ``genesis`` is the digest of genesis.
     """
     files = {UPDATE_FILE: factors_bytes(published.update)}
     unnamed = Manifest(
@@ -50,7 +54,7 @@ def update_entry(
         policy_digest=published.digest,
         groups=tuple(trained),
         dropped=dict(dropped),
-        extra={NONCE: head.nonce} | ({PREVIOUS: previous} if previous else {}),
+        extra={NONCE: head.nonce, GENESIS_DIGEST: genesis} | ({PREVIOUS: previous} if previous else {}),
         files=Manifest.describe(files),
     )
     digest = hashlib.sha256(unnamed.canonical()).hexdigest()[:12]

@@ -16,6 +16,7 @@ from protocol.manifest import EntryKind, Manifest
 from protocol.messages import Head
 from protocol.ports import AdapterStore, Entry, Offload
 from protocol.subjects import GENESIS_KEY, Bucket, head_key
+from roles.policy.chains import PREVIOUS
 from roles.policy.compose import (
     UPDATE_FILE,
     WEIGHTS_FILE,
@@ -32,9 +33,6 @@ from roles.ring import Ring
 T = TypeVar("T")
 
 GENESIS_POLL_S = 0.25
-PREVIOUS = "previous"
-"""Key in an update's manifest: the path of its author's update before this one, which was committed too."""
-
 INSIST_TRIES = 5
 INSIST_WAIT_S = 1.0
 WARNINGS_MAX = 4 * LEARNERS_MAX

@@ -12,8 +12,8 @@ from protocol.manifest import MANIFEST_NAME, Manifest
 from protocol.messages import DeadLetter, Event, Head
 from protocol.subjects import TRAINING, Bucket
 from roles.learner.commit import TRAINED, outcome_of
+from roles.policy.chains import PREVIOUS
 from roles.policy.compose import VERSION_ROUNDING
-from roles.policy.policies import PREVIOUS
 from tests.sim.swarm import World
 
 IN_FLIGHT_MAX = 200

@@ -14,8 +14,10 @@ from node.virtual_time import in_virtual_time
 from protocol.errors import FencedError
 from protocol.identity import Identity
 from protocol.messages import Head
-from protocol.subjects import GENESIS_KEY, Bucket
+from protocol.ports import Write
+from protocol.subjects import GENESIS_KEY, Bucket, done_key
 from roles.learner.checkpoint import claim_genesis, export, find_head, load_state, save_state
+from roles.learner.commit import done_value
 from roles.learner.fake_policy import FakePolicy
 from roles.learner.policy import State
 from roles.policy.policies import Policies
@@ -109,10 +111,10 @@ async def test_a_claim_that_is_lost_at_the_last_moment_is_respected(tmp_path: Pa
 async def test_a_learner_finds_its_own_head_and_its_revision(tmp_path: Path):
     ground = Ground(tmp_path)
     genesis = await ground.claim_genesis()
-    assert (await find_head(ground.ring())).head is None
+    assert (await find_head(ground.ring(), ground.store())).head is None
     await ground.commit_update(genesis, 3)
     await ground.commit_update(genesis, 5, learner="learner-2")
-    resumed = await find_head(ground.ring())
+    resumed = await find_head(ground.ring(), ground.store())
     assert resumed.head is not None
     assert (resumed.head.count, resumed.revision) == (3, 1)
 
@@ -125,7 +127,7 @@ async def test_a_learner_whose_head_has_another_key_stops_at_once(tmp_path: Path
     newcomer = Identity("learner-1", an_identity("newcomer").seed)
     ring = Ring(ground.bus(), newcomer, ground.spec, "learner", ground.clock)
     with pytest.raises(FencedError, match="'learner-1' of this run has another key; start this one under"):
-        await find_head(ring)
+        await find_head(ring, ground.store())
 
 
 @in_virtual_time
@@ -210,3 +212,22 @@ async def test_an_export_that_differs_from_the_one_already_there_is_told(tmp_pat
     other = a_head(4).model_copy(update={"policy_digest": "other"})
     await export(ground.ring("learner-2"), ground.store(), ground.offload, other, factors)
     assert len(ground.told("export_refused")) == 1
+
+
+@in_virtual_time
+async def test_what_was_consumed_since_the_newest_upload_is_found_again(tmp_path: Path):
+    """By its own head's count, among what peers and its own earlier updates consumed."""
+    ground = Ground(tmp_path)
+    head = await ground.commit_update(await ground.claim_genesis(), 2)
+    values = {
+        "learner-1.0": done_value("trained", "learner-1", 1),
+        "learner-1.1": done_value("stale", "learner-1", 2),
+        "learner-2.7": done_value("trained", "learner-1", 2),
+        "learner-1.2": done_value("stale", "learner-2", 2),
+    }
+    ground.run.buckets[Bucket.POLICY].write(
+        [Write(done_key(group), value) for group, value in values.items()]
+    )
+    resumed = await find_head(ground.ring(), ground.store())
+    assert resumed.head == head
+    assert resumed.unlisted == {"learner-1.1": "stale", "learner-2.7": "trained"}

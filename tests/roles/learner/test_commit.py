@@ -57,7 +57,7 @@ class Desk:
     def restore(self, head: Head, *groups: str) -> None:
         """What ``recover`` writes of a learner, at revisions that nobody has seen."""
         self.keys.write([Write("elsewhere", b"") for _ in range(1000)])
-        done = [Write(done_key(group), done_value(TRAINED, head)) for group in groups]
+        done = [Write(done_key(group), done_value(TRAINED, head.learner, head.count)) for group in groups]
         self.keys.write([*done, Write(KEY, encode(head, an_identity("learner-1")))])
 
 

@@ -26,8 +26,8 @@ from roles.learner.lease import Lease
 from roles.learner.register import Register
 from roles.learner.stepper import SafePoint
 from roles.learner.update_entry import HEAD_FILE
+from roles.policy.chains import PREVIOUS
 from roles.policy.compose import UPDATE_FILE
-from roles.policy.policies import PREVIOUS
 from tests.ground import Fault, FaultyBus, Ground, Handed, a_candidate, an_update, running
 
 GENESIS = FakePolicy().genesis(0)

@@ -126,7 +126,7 @@ async def test_a_restarted_learner_goes_on_at_the_next_task_not_at_the_first(tmp
     await an_issuer(ground, ground.bus())._fill()
     ground.run.queues[Queue.TASK]._waiting.clear()
     successor = an_issuer(ground, ground.bus())
-    await successor.resume(None)
+    await successor.resume(a_head())
     assert successor.outstanding.cursor == 6
     await successor._fill()
     stream = TaskStream(ground.spec, "learner-1", PROMPTS)
@@ -151,7 +151,7 @@ async def test_a_crash_before_the_cursor_was_kept_resends_the_same_ids(tmp_path:
     ground.run.queues[Queue.TASK]._taken.clear()
     ground.run.queues[Queue.TASK].forget_ids()
     issuer = an_issuer(ground, ground.bus())
-    await issuer.resume(None)
+    await issuer.resume(a_head())
     await issuer._fill()
     assert [task.group_id for task in tasks_in(ground)] == [f"learner-1.{i}" for i in range(6)]
 

@@ -14,9 +14,10 @@ from protocol.codec import encode
 from protocol.errors import StoreCorrupt, StoreError, StoreNotFound
 from protocol.manifest import EntryKind
 from protocol.subjects import Bucket, head_key
+from roles.policy.chains import PREVIOUS
 from roles.policy.compose import UPDATE_FILE, Factors, compose, factors_digest
 from roles.policy.peft_export import factors_bytes
-from roles.policy.policies import PREVIOUS, Policies
+from roles.policy.policies import Policies
 from tests.build import a_clock, an_identity
 from tests.ground import Ground, an_update
 

@@ -1,0 +1,170 @@
+"""Recover: what the broker held of a run, rebuilt from the bucket alone after the broker lost its disk.
+
+    bucket ─▶ settings, genesis, committed updates ─▶ done keys ─▶ heads ─▶ cursors ─▶ genesis ─▶ settings
+
+In this order, because living peers watch: no learner commits before its head and genesis are there, and
+no new node joins before the settings are. Repeated after an interruption it goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from protocol.codec import decode, encode
+from protocol.errors import OperatorError, StoreCorrupt, StoreNotFound, WrongRevision
+from protocol.identity import Identity
+from protocol.limits import BATCH_WRITES_MAX, DONE_TTL_S
+from protocol.manifest import Manifest
+from protocol.messages import Head, RunState
+from protocol.ports import AdapterStore, Bus, Write
+from protocol.runspec import RunSpec
+from protocol.subjects import GENESIS_KEY, SPEC_KEY, Bucket, cursor_key, done_key, head_key
+from roles.learner.checkpoint import DONE
+from roles.learner.commit import done_value
+from roles.learner.outstanding import Cursor
+from roles.learner.update_entry import GENESIS_DIGEST, HEAD_FILE
+from roles.policy.chains import Chains, committed_chains
+
+log = structlog.get_logger()
+
+RUN_FILE = "run.json"
+
+READ_AT_ONCE = 16
+"""Manifests that are read side by side."""
+
+
+class RunBus(Bus, Protocol):
+    """A bus that can also create its run."""
+
+    async def create_run(self, spec: RunSpec, *, first_revision: int = ...) -> None:
+        """Create the run's queues and buckets."""
+        ...
+
+    async def exists(self) -> bool:
+        """Whether the run is there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What was restored."""
+
+    learners: dict[str, int]
+    """Count of each learner's head."""
+    version: float
+    groups_trained: int
+    groups_recognised: int
+    """Groups that will be recognised as consumed if somebody still holds them."""
+    uncertain: list[str]
+    """Uploads that contradict each other: none was taken; a living author commits its own again."""
+
+
+async def recover_run(
+    bus: RunBus, store: AdapterStore, run: str, identity: Identity, first_revision: int
+) -> Recovered:
+    """Rebuild ``run``. Revisions begin at ``first_revision``, which must exceed those of its earlier life:
+    living learners know the broker's old ones.
+
+    Raises OperatorError if the broker has the run already, or the bucket does not.
+    """
+    if await bus.exists() and await bus.get(Bucket.RUN, SPEC_KEY) is not None:
+        raise OperatorError(
+            f"this broker holds run {run!r}; nothing was changed: recover is for one that lost it"
+        )
+    spec = await read_spec(store, run)
+    chains = committed_chains(await _manifests(store, await store.list(f"{run}/updates")))
+    frames = {learner: await _head(store, chain) for learner, chain in chains.updates.items() if chain}
+    heads = {learner: decode(frame).expect(Head) for learner, frame in frames.items()}
+    genesis = await _claimed_genesis(store, run, chains)
+    await bus.create_run(spec, first_revision=first_revision)
+    await _restore_done(bus, chains)
+    for learner, frame in frames.items():
+        await _put_new(bus, Bucket.POLICY, head_key(learner), frame)
+        await _put_new(bus, Bucket.RUN, cursor_key(learner), str(_cursor(chains, heads[learner])).encode())
+    if genesis:
+        await _put_new(bus, Bucket.RUN, GENESIS_KEY, genesis.encode())
+    state = RunState(spec_json=spec.model_dump_json(), spec_digest=spec.digest, creator=identity.node)
+    await _put_new(bus, Bucket.RUN, SPEC_KEY, encode(state, identity))
+    return Recovered(
+        learners={learner: head.count for learner, head in heads.items()},
+        version=math.fsum(head.weight for head in heads.values()),
+        groups_trained=sum(head.groups_trained for head in heads.values()),
+        groups_recognised=len(chains.consumed),
+        uncertain=chains.uncertain,
+    )
+
+
+async def read_spec(store: AdapterStore, run: str) -> RunSpec:
+    """The settings that ``create`` stored. Raises OperatorError if there are none, or several."""
+    paths = [path for path in await store.list(run) if path.startswith(f"{run}/run-")]
+    if len(paths) != 1:
+        what = f"several settings ({', '.join(paths)}); delete all but one" if paths else "no such run"
+        raise OperatorError(f"run {run!r} cannot be recovered: the store holds {what}")
+    return RunSpec.model_validate_json((await store.fetch(paths[0]) / RUN_FILE).read_bytes())
+
+
+async def _manifests(store: AdapterStore, paths: Sequence[str]) -> list[Manifest]:
+    """All readable manifests; a damaged one is as good as none."""
+
+    async def read(path: str) -> Manifest | None:
+        try:
+            return await store.manifest(path)
+        except (StoreCorrupt, StoreNotFound) as exc:
+            log.warning("manifest_skipped", path=path, reason=str(exc))
+            return None
+
+    found: list[Manifest | None] = []
+    for start in range(0, len(paths), READ_AT_ONCE):
+        found += await asyncio.gather(*(read(path) for path in paths[start : start + READ_AT_ONCE]))
+    return [manifest for manifest in found if manifest is not None]
+
+
+async def _head(store: AdapterStore, chain: Sequence[Manifest]) -> bytes:
+    """The frame of a learner's newest head, as its author signed it."""
+    directory = await store.fetch(chain[-1].path)
+    return (directory / HEAD_FILE).read_bytes()
+
+
+async def _claimed_genesis(store: AdapterStore, run: str, chains: Chains) -> str:
+    """What the genesis key held, or nothing if no genesis was stored.
+
+    Of several (learners that began at once, with other libraries) it is the one that updates stand on.
+    """
+    found = await _manifests(store, await store.list(f"{run}/genesis"))
+    used = {manifest.extra.get(GENESIS_DIGEST) for chain in chains.updates.values() for manifest in chain}
+    claimed = [m for m in found if not used or m.policy_digest in used]
+    if used and not claimed:
+        raise OperatorError(f"run {run!r} cannot be recovered: the store lacks the genesis of its updates")
+    return f"{claimed[0].path} {claimed[0].policy_digest}" if claimed else ""
+
+
+async def _restore_done(bus: Bus, chains: Chains) -> None:
+    """Write the ``done`` key of every group that a committed update lists, unless it is there."""
+    there = await bus.list(Bucket.POLICY, DONE)
+    writes = [
+        Write(done_key(group), done_value(outcome, manifest.author, manifest.count), ttl_s=DONE_TTL_S)
+        for group, (outcome, manifest) in chains.consumed.items()
+        if done_key(group) not in there
+    ]
+    for start in range(0, len(writes), BATCH_WRITES_MAX):
+        await bus.commit(Bucket.POLICY, writes[start : start + BATCH_WRITES_MAX])
+
+
+def _cursor(chains: Chains, head: Head) -> Cursor:
+    """Where a learner's tasks go on: at the oldest that may be lost, and how many beyond it are not."""
+    prefix = f"{head.learner}."
+    numbers = (group.removeprefix(prefix) for group in chains.consumed if group.startswith(prefix))
+    return Cursor(head.floor, sum(number.isdecimal() and int(number) >= head.floor for number in numbers))
+
+
+async def _put_new(bus: Bus, bucket: Bucket, key: str, value: bytes) -> None:
+    """Write a key that an interrupted attempt, or the peer it belongs to, may have written already."""
+    with suppress(WrongRevision):
+        await bus.put(bucket, key, value, expected=0)
