@@ -54,10 +54,13 @@ class NatsBus:
         await self._link.subscribe(self._names.announce_subject("*"), self._on_announcement)
         return self
 
-    async def create_run(self, spec: RunSpec, *, queue_messages_max: int = QUEUE_MESSAGES_MAX) -> None:
-        """Create what the run needs on the broker; again is harmless. Raises OperatorError, BusError."""
+    async def create_run(
+        self, spec: RunSpec, *, queue_messages_max: int = QUEUE_MESSAGES_MAX, first_revision: int = 1
+    ) -> None:
+        """Create what the run needs on the broker; again is harmless. A new run's revisions begin at
+        ``first_revision``. Raises OperatorError, BusError."""
         assert spec.name == self._names.run
-        await create_streams(self._link, spec, queue_messages_max)
+        await create_streams(self._link, spec, queue_messages_max, first_revision)
 
     async def exists(self) -> bool:
         """Whether the run was created on this broker. Raises BrokerAbsent."""

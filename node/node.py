@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from node.presence import Presence
+from node.presence import Doing, Presence
 from protocol.clock import VectorClock
 from roles.ring import Ring
 
@@ -25,6 +25,8 @@ class Part:
     clock: Callable[[], VectorClock]
     busy: Callable[[], int]
     close: Callable[[], Coroutine[Any, Any, None]]
+    needs: Callable[[], tuple[VectorClock, ...]] = tuple
+    """Policies besides its clock that it may still ask the store for."""
 
 
 class Node:
@@ -67,8 +69,9 @@ class Node:
         if part.role == "learner":
             stop.set()  # a learner ends when the run does, or with the node
 
-    def _now(self) -> tuple[VectorClock, int]:
+    def _now(self) -> Doing:
         clock = VectorClock()
         for part in self._parts:
             clock = clock.join(part.clock())
-        return clock, sum(part.busy() for part in self._parts)
+        needs = tuple(needed for part in self._parts for needed in part.needs())
+        return Doing(clock, sum(part.busy() for part in self._parts), needs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from protocol.clock import VectorClock
 from protocol.codec import decode, encode
@@ -20,6 +21,18 @@ from roles.ring import Ring, until
 RENEW_S = 3.0
 TTL_S = 12
 """A node that says nothing for this long is taken for dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """What a node tells of its work."""
+
+    clock: VectorClock
+    """Newest policy held."""
+    busy: int = 0
+    """Groups in hand."""
+    needs: tuple[VectorClock, ...] = ()
+    """Other policies that it may still ask the store for."""
 
 
 class Presence:
@@ -38,14 +51,13 @@ class Presence:
         return self._keys.get(node)
 
     async def run(
-        self, left: asyncio.Event, now: Callable[[], tuple[VectorClock, int]], on_finished: Callable[[], None]
+        self, left: asyncio.Event, now: Callable[[], Doing], on_finished: Callable[[], None]
     ) -> None:
-        """Be present until ``left``; ``now`` gives newest clock and groups in hand. Calls
-        ``on_finished`` while the run is marked as finished."""
+        """Be present until ``left``. Calls ``on_finished`` while the run is marked as finished."""
         key = node_key(self._ring.identity.node)
         while not left.is_set():
             try:
-                state = encode(self._state(*now()), self._ring.identity)
+                state = encode(self._state(now()), self._ring.identity)
                 await self._ring.bus.put(Bucket.NODE, key, state, ttl_s=TTL_S)
                 await self._look_around()
                 if await self._ring.bus.get(Bucket.RUN, FINISHED_KEY) is not None:
@@ -69,7 +81,7 @@ class Presence:
             if signed.signer == state.public_key and entry.key == node_key(state.node):
                 self._keys[state.node] = state.public_key
 
-    def _state(self, clock: VectorClock, busy: int) -> NodeState:
+    def _state(self, doing: Doing) -> NodeState:
         return NodeState(
             run=self._ring.spec.name,
             node=self._ring.identity.node,
@@ -77,7 +89,8 @@ class Presence:
             public_key=self._ring.identity.public_key,
             host=platform.node(),
             started_at=self._started,
-            clock=clock,
-            busy=busy,
+            clock=doing.clock,
+            busy=doing.busy,
+            needs=doing.needs,
             detail=self._detail,
         )

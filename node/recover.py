@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import structlog
 
+from node.runs import RunBus, check_same, create_run
+from node.stores import create_store, open_store
 from protocol.codec import decode, encode
 from protocol.errors import OperatorError, StoreCorrupt, StoreNotFound, WrongRevision
 from protocol.identity import Identity
@@ -40,18 +43,6 @@ READ_AT_ONCE = 16
 """Manifests that are read side by side."""
 
 
-class RunBus(Bus, Protocol):
-    """A bus that can also create its run."""
-
-    async def create_run(self, spec: RunSpec, *, first_revision: int = ...) -> None:
-        """Create the run's queues and buckets."""
-        ...
-
-    async def exists(self) -> bool:
-        """Whether the run is there."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Recovered:
     """What was restored."""
@@ -64,6 +55,10 @@ class Recovered:
     """Groups that will be recognised as consumed if somebody still holds them."""
     uncertain: list[str]
     """Uploads that contradict each other: none was taken; a living author commits its own again."""
+
+    def as_dict(self) -> dict[str, object]:
+        """For ``--json``."""
+        return asdict(self)
 
 
 async def recover_run(
@@ -99,6 +94,27 @@ async def recover_run(
         groups_recognised=len(chains.consumed),
         uncertain=chains.uncertain,
     )
+
+
+async def create_or_recover(bus: RunBus, spec: RunSpec, identity: Identity, cache: Path) -> None:
+    """Create a pinned run, or bring it back if this broker lost it and the store has its updates.
+
+    Raises OperatorError if the run that is there has other settings.
+    """
+    create_store(spec.store)
+    store = open_store(spec.store, cache)
+    known = await bus.exists() and await bus.get(Bucket.RUN, SPEC_KEY) is not None
+    if known or not await store.list(f"{spec.name}/updates"):
+        await create_run(bus, spec, identity, cache)
+        return
+    check_same(spec, (await read_spec(store, spec.name)).digest)
+    recovered = await recover_run(bus, store, spec.name, identity, fresh_revision())
+    log.warning("run_recovered", run=spec.name, **recovered.as_dict())
+
+
+def fresh_revision() -> int:
+    """Later than every revision of an earlier life, which wrote less than one key a millisecond."""
+    return time.time_ns() // 1_000_000
 
 
 async def read_spec(store: AdapterStore, run: str) -> RunSpec:

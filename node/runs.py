@@ -5,22 +5,38 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from node.models import LocalModel, load_tokenizer, pinned, resolve_model, weight_names
-from node.nats_bus import NatsBus
 from node.stores import create_store, open_store
 from protocol.codec import decode_as, encode
 from protocol.errors import OperatorError, StoreConflict, WrongRevision
 from protocol.identity import Identity
 from protocol.manifest import EntryKind, Manifest
 from protocol.messages import RunState
-from protocol.runspec import RunSpec
+from protocol.ports import Bus
+from protocol.runspec import RunSpec, StoreSpec
 from protocol.subjects import SPEC_KEY, Bucket
 from roles.tasks.open import open_tasks
 from roles.tasks.prompts import PromptBuilder
 from roles.tasks.taskset import TaskSet
 from roles.verifier.rewards.registry import open_reward
+
+
+class RunBus(Bus, Protocol):
+    """A bus that can also create its run."""
+
+    async def create_run(
+        self, spec: RunSpec, *, queue_messages_max: int = ..., first_revision: int = ...
+    ) -> None:
+        """Create the run's queues and buckets."""
+        ...
+
+    async def exists(self) -> bool:
+        """Whether the run is there."""
+        ...
+
 
 CHECKED_ROWS = 1000
 """Prompts that a checked ``pin_run`` builds; a learner builds them all."""
@@ -45,9 +61,7 @@ def pin_run(spec: RunSpec, models: Path, *, checked: bool = False) -> RunSpec:
     """
     model = resolve_model(spec.model, models)
     tasks = open_tasks(spec.tasks, spec.seed, Path.cwd())
-    store = spec.store
-    if not urlsplit(store.url).scheme:
-        store = store.model_copy(update={"url": Path(store.url).expanduser().resolve().as_uri()})
+    store = located_store(spec.store)
     open_store(store, models)  # refuses a URL of no store
     if checked:
         _check(spec, model, tasks)
@@ -57,6 +71,13 @@ def pin_run(spec: RunSpec, models: Path, *, checked: bool = False) -> RunSpec:
         "store": store,
     }
     return spec.model_copy(update=changes)
+
+
+def located_store(store: StoreSpec) -> StoreSpec:
+    """The same store, a directory by its full path."""
+    if urlsplit(store.url).scheme:
+        return store
+    return store.model_copy(update={"url": Path(store.url).expanduser().resolve().as_uri()})
 
 
 def _check(spec: RunSpec, model: LocalModel, tasks: TaskSet) -> None:
@@ -73,7 +94,7 @@ def _check(spec: RunSpec, model: LocalModel, tasks: TaskSet) -> None:
                 raise OperatorError(f"lora.target_modules: {spec.model.ref} has no module named {target!r}")
 
 
-async def create_run(bus: NatsBus, spec: RunSpec, identity: Identity, cache: Path) -> bool:
+async def create_run(bus: RunBus, spec: RunSpec, identity: Identity, cache: Path) -> bool:
     """Store a pinned run in the bucket and at the broker; False if the same run is there already.
 
     Raises OperatorError if a run of this name with other settings exists.
@@ -82,9 +103,15 @@ async def create_run(bus: NatsBus, spec: RunSpec, identity: Identity, cache: Pat
     if await bus.exists():
         entry = await bus.get(Bucket.RUN, SPEC_KEY)
         if entry is not None:
-            return _same(spec, decode_as(entry.value, RunState))
+            check_same(spec, decode_as(entry.value, RunState).spec_digest)
+            return False
     store = open_store(spec.store, cache)
     create_store(spec.store)
+    if await store.list(f"{spec.name}/updates"):
+        raise OperatorError(
+            f"the store holds updates of run {spec.name!r} that this broker does not know; restore it with: "
+            f"grpo-node recover --run {spec.name} --store {spec.store.url}, or choose another name"
+        )
     files = {"run.json": spec.model_dump_json(indent=1).encode()}
     manifest = Manifest(
         path=f"{spec.name}/run-{spec.digest}",
@@ -102,17 +129,18 @@ async def create_run(bus: NatsBus, spec: RunSpec, identity: Identity, cache: Pat
     except WrongRevision:
         entry = await bus.get(Bucket.RUN, SPEC_KEY)
         assert entry is not None
-        return _same(spec, decode_as(entry.value, RunState))
+        check_same(spec, decode_as(entry.value, RunState).spec_digest)
+        return False
     return True
 
 
-def _same(spec: RunSpec, found: RunState) -> bool:
-    if found.spec_digest != spec.digest:
+def check_same(spec: RunSpec, found_digest: str) -> None:
+    """Raises OperatorError if the run of this name that exists has other settings."""
+    if found_digest != spec.digest:
         raise OperatorError(
             f"a run {spec.name!r} with other settings exists; choose another name in the run file, "
-            f"or restore its settings (theirs {found.spec_digest}, yours {spec.digest})"
+            f"or restore its settings (theirs {found_digest}, yours {spec.digest})"
         )
-    return False
 
 
 async def pin_run_off_loop(spec: RunSpec, models: Path, *, checked: bool = False) -> RunSpec:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from node.nats_bus import NatsBus
 from protocol.codec import decode_as
 from protocol.errors import DecodeError, OperatorError, one_line
-from protocol.messages import DeadLetter, Head, Message, NodeState, RunState
+from protocol.messages import DeadLetter, GroupId, Head, Message, NodeState, RunState
 from protocol.runspec import RunSpec
-from protocol.subjects import FINISHED_KEY, SPEC_KEY, TRAINING, Bucket
+from protocol.subjects import FINISHED_KEY, SPEC_KEY, TRAINING, Bucket, done_key
+from roles.learner.outstanding import Cursor
 
 M = TypeVar("M", bound=Message)
+
+_TRAINING = {queue.value for queue in TRAINING}
 
 
 async def read_status(bus: NatsBus, run: str) -> dict[str, object]:
@@ -27,24 +33,46 @@ async def read_status(bus: NatsBus, run: str) -> dict[str, object]:
     heads = _readable((e.value for e in (await bus.list(Bucket.POLICY, "head")).values()), Head)
     cursors = [e.value for e in (await bus.list(Bucket.RUN, "cursor")).values()]
     depths = {queue.value: (await bus.depth(queue)).total for queue in TRAINING}
-    dead = _readable(await bus.dead_letters(), DeadLetter)
-    dropped: dict[str, int] = {}
+    dropped: Counter[str] = Counter()
     for head in heads:
-        for reason, count in head.groups_dropped.items():
-            dropped[reason] = dropped.get(reason, 0) + count
+        dropped.update(head.groups_dropped)
+    issued, trained = (
+        sum(Cursor.parse(cursor).issued for cursor in cursors),
+        sum(h.groups_trained for h in heads),
+    )
+    dead = await _dead(bus)
     return {
         "run": run,
         "spec": spec.digest,
         "finished": await bus.get(Bucket.RUN, FINISHED_KEY) is not None,
         "version": sum(head.weight for head in heads),
         "updates_wanted": spec.learner.updates,
-        "groups_issued": sum(int(cursor) for cursor in cursors if cursor.isdigit()),
-        "groups_trained": sum(head.groups_trained for head in heads),
-        "groups_dropped": dropped,
-        "groups_dead": len({letter.group_id or id(letter) for letter in dead}),
+        "groups_issued": issued,
+        "groups_trained": trained,
+        "groups_dropped": {reason: count for reason, count in sorted(dropped.items()) if count},
+        "groups_dead": dead,
         "in_flight": depths,
+        "groups_missing": issued - trained - dropped.total() - dead - sum(depths.values()),
         "peers": [_peer(node) for node in sorted(nodes, key=lambda node: node.node)],
     }
+
+
+async def _dead(bus: NatsBus) -> int:
+    """Training groups that ended as dead letters, and in no other way."""
+    letters = _readable(await bus.dead_letters(), DeadLetter)
+    groups = {letter.group_id for letter in letters if letter.group_id and letter.queue in _TRAINING}
+    return sum(
+        [await bus.get(Bucket.POLICY, done_key(group)) is None for group in groups if _is_group(group)]
+    )
+
+
+def _is_group(text: str) -> bool:
+    """Whether a stranger's text can be a group's id, and so a key."""
+    try:
+        TypeAdapter(GroupId).validate_python(text)
+    except ValidationError:
+        return False
+    return True
 
 
 def _readable(frames: Iterable[bytes], kind: type[M]) -> list[M]:
@@ -71,12 +99,20 @@ def _peer(node: NodeState) -> dict[str, Any]:
 def status_lines(status: dict[str, Any]) -> list[str]:
     """The same for a person."""
     state = "finished" if status["finished"] else "open"
-    dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(status["groups_dropped"].items()))
+    dropped = status["groups_dropped"]
+    reasons = f" ({', '.join(f'{count} {reason}' for reason, count in dropped.items())})" if dropped else ""
     flight = ", ".join(f"{queue} {count}" for queue, count in status["in_flight"].items())
-    groups = f"{status['groups_issued']} issued, {status['groups_trained']} trained"
+    missing = status["groups_missing"]
+    remark = f", and {missing} not accounted for" if missing > 0 else ""
+    remark = f", {-missing} of them counted twice on their way" if missing < 0 else remark
+    groups = (
+        f"{status['groups_issued']} issued = {status['groups_trained']} trained"
+        f" + {sum(dropped.values())} dropped{reasons} + {status['groups_dead']} dead"
+        f" + {sum(status['in_flight'].values())} in flight{remark}"
+    )
     return [
         f"run {status['run']}: version {status['version']:g} of {status['updates_wanted']}, {state}",
-        f"groups: {groups}, dropped: {dropped or 'none'}, dead: {status['groups_dead']}",
+        f"groups: {groups}",
         f"in flight: {flight}",
         f"peers: {len(status['peers']) or 'nobody'}",
         *(_peer_line(peer) for peer in status["peers"]),

@@ -17,7 +17,7 @@ from node.children import Child, kill, last_words, start_child, stop_children
 from node.identity_file import load_or_create_identity
 from node.nats_bus import NatsBus
 from node.progress import Progress
-from node.runs import create_run
+from node.recover import create_or_recover
 from node.settings import ENV_HOME, ENV_TOKEN, Environment, Role, child_environment, share_threads
 from protocol.codec import decode_as
 from protocol.errors import DecodeError, OperatorError
@@ -170,7 +170,7 @@ async def open_swarm(
     swarm = Swarm(spec, broker, bus, environment.places.home, directory)
     try:
         identity = await asyncio.to_thread(load_or_create_identity, directory / "watcher.nk", WATCHER)
-        await create_run(bus, spec, identity, directory / "cache")
+        await create_or_recover(bus, spec, identity, directory / "cache")
         watching = asyncio.create_task(swarm.watch())
         try:
             for peer in peers:

@@ -118,7 +118,14 @@ async def build_learner(ground: Ground) -> Part:
         await offload.close()
         await aside.close()
 
-    return Part("learner", learner.run, lambda: learner.clock, lambda: learner.busy, close)
+    return Part(
+        "learner",
+        learner.run,
+        lambda: learner.clock,
+        lambda: learner.busy,
+        close,
+        lambda: learner.needs,
+    )
 
 
 async def build_sampler(ground: Ground) -> Part:

@@ -206,6 +206,8 @@ class NodeState(Message):
     """Newest policy held."""
     busy: Tally = 0
     """Groups in hand."""
+    needs: Annotated[tuple[VectorClock, ...], FailFast(), Field(max_length=16)] = ()
+    """Other policies that it may still ask the store for: evaluations in progress are pinned to them."""
     detail: dict[Text, Text] = {}
 
 

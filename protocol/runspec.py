@@ -28,6 +28,8 @@ NonNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=COUNT_MAX)]
 CountOrZero = Annotated[int, Field(ge=0, le=COUNT_MAX)]
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
+UpdateDtype = Literal["float32", "bfloat16"]
+"""How the numbers of an update are stored; in memory they are always float32."""
 Modules = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
 
@@ -127,7 +129,25 @@ class SamplingSpec(Spec):
     """A message delivered more often goes to the dead-letter subject."""
 
 
-class LearnerSpec(Spec):
+class PublishingSpec(Spec):
+    """How updates are published."""
+
+    publish_every: Count | None = None
+    """Steps between two updates; absent means 1 for a learner alone and 4 while there are several."""
+    export_every: CountOrZero = 50
+    """Updates between PEFT exports; 0 means only at the end."""
+    state_every: Count = 10
+    """Updates between saved optimizer states, from which a restarted learner resumes."""
+    update_weight: Positive | None = None
+    """Weight of this run's updates; absent means one over the number of live learners."""
+    update_dtype: UpdateDtype = "float32"
+    """How updates are stored. ``bfloat16`` halves them; the rounding error goes into the next update."""
+    step_norm_max: NonNegative = 10.0
+    """An update is refused whose step is larger than this many times the median of its peers'; 0 means
+    never (``roles/policy/norm_bound.py``)."""
+
+
+class LearnerSpec(PublishingSpec):
     """How updates are made and published."""
 
     updates: Count = 500
@@ -141,14 +161,6 @@ class LearnerSpec(Spec):
     grad_norm_max: Positive = 1.0
     micro_batch_tokens: Count = 8192
     """Token budget of one forward pass; changes memory and speed, never the result."""
-    publish_every: Count | None = None
-    """Steps between two updates; absent means 1 for a learner alone and 4 while there are several."""
-    export_every: CountOrZero = 50
-    """Updates between PEFT exports; 0 means only at the end."""
-    state_every: Count = 10
-    """Updates between saved optimizer states, from which a restarted learner resumes."""
-    update_weight: Positive | None = None
-    """Weight of this run's updates; absent means one over the number of live learners."""
 
     @model_validator(mode="after")
     def _fits_a_commit(self) -> Self:
@@ -216,6 +228,15 @@ class StoreSpec(Spec):
     url: str
     """``file:///…`` (a shared directory)."""
     timeout_s: Positive = 120.0
+    keep_updates: Count = 8
+    """Newest updates of each learner that stay in the store. Older ones stay as long as a live peer, a group
+    within ``max_staleness`` or ``recover`` may need them."""
+    keep_states: Count = 2
+    """Newest optimizer states of each learner that stay."""
+    keep_exports: CountOrZero = 0
+    """Newest exports of each learner that stay; 0 keeps all."""
+    grace_s: NonNegative = 3600.0
+    """Nothing younger than this is ever deleted."""
 
 
 class EvalSpec(Spec):

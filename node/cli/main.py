@@ -10,7 +10,7 @@ from typing import Annotated, cast
 
 import typer
 
-from node.cli import adapters_command, broker_command, demo_command, run_commands
+from node.cli import adapters_command, broker_command, demo_command, recover_command, run_commands
 from node.runtime import EXIT_IMPATIENT, EXIT_OPERATOR, explain
 from node.settings import ROLES
 from protocol.errors import OperatorError
@@ -36,6 +36,7 @@ app.command("demo")(demo_command.demo)
 app.command("up")(run_commands.up)
 app.command("create")(run_commands.create)
 app.command("status")(run_commands.status)
+app.command("recover")(recover_command.recover)
 app.command("broker")(broker_command.broker)
 app.add_typer(adapters_command.app, name="adapters")
 

@@ -78,7 +78,7 @@ def create(
     async def work() -> bool:
         from node.identity_file import load_or_create_identity
 
-        async with _connected(url, token or environment.token, spec.name) as bus:
+        async with connected(url, token, environment, spec.name) as bus:
             identity = load_or_create_identity(environment.places.home / "operator.nk", "operator")
             return await create_run(bus, spec, identity, environment.places.home / "cache")
 
@@ -135,7 +135,7 @@ def status(
     environment = read_environment()
 
     async def work() -> dict[str, object]:
-        async with _connected(_broker(broker, environment), token or environment.token, run) as bus:
+        async with connected(broker, token, environment, run) as bus:
             return await read_status(bus, run)
 
     found = asyncio.run(work())
@@ -143,11 +143,15 @@ def status(
 
 
 @asynccontextmanager
-async def _connected(url: str, token: str | None, run: str) -> AsyncIterator[NatsBus]:
+async def connected(
+    broker: str | None, token: str | None, environment: Environment, run: str
+) -> AsyncIterator[NatsBus]:
+    """A bus for an operator's command; options come before the environment. Raises OperatorError."""
     from node.broker_access import BrokerAccess
     from node.nats_bus import NatsBus
 
-    bus = await NatsBus.connect(BrokerAccess(url, token=token), run, node="operator")
+    access = BrokerAccess(_broker(broker, environment), token=token or environment.token)
+    bus = await NatsBus.connect(access, run, node="operator")
     try:
         yield bus
     finally:

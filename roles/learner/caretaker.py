@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from protocol.clock import VectorClock
 from protocol.messages import Head
 from protocol.ports import AdapterStore, Offload
-from roles.learner.checkpoint import export, save_state
+from roles.learner.checkpoint import export, save_state, state_path
 from roles.learner.evaluation import Evaluation, Evaluator
 from roles.learner.policy import State
 from roles.policy.compose import Factors
@@ -41,13 +41,16 @@ class Caretaker:
         offload: Offload,
         evaluator: Evaluator,
         leads: Callable[[], bool],
+        kept: Callable[[str, str], None],
     ) -> None:
-        """Idle until ``committed`` is called; evaluates only while ``leads()``."""
+        """Idle until ``committed`` is called; evaluates only while ``leads()``, and tells ``kept`` of every
+        state and export that it stored."""
         self._ring = ring
         self._store = store
         self._offload = offload
         self._evaluator = evaluator
         self._leads = leads
+        self._kept = kept
         self._wake = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
         self._newest: Committed | None = None
@@ -113,7 +116,9 @@ class Caretaker:
     async def _save(self, newest: Committed) -> None:
         if await save_state(self._ring, self._store, self._offload, newest.head, newest.state):
             self._saved = newest.head.count
+            self._kept("state", state_path(self._ring.spec, newest.head.learner, newest.head.count))
 
     async def _export(self, newest: Committed) -> None:
-        await export(self._ring, self._store, self._offload, newest.head, newest.policy)
+        path = await export(self._ring, self._store, self._offload, newest.head, newest.policy)
+        self._kept("export", path)
         self._exported = newest.head.count

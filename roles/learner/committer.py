@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from protocol.clock import GENESIS
@@ -74,9 +74,10 @@ class Committer:
         ring: Ring,
         store: AdapterStore,
         offload: Offload,
-        on_commit: Callable[[FinishedStep, Head], None],
+        on_commit: Callable[[FinishedStep, Head, Collection[str]], None],
     ) -> None:
-        """``on_commit`` is called after each commit, once the groups are acknowledged."""
+        """``on_commit`` is called after each commit, once the groups are acknowledged; it also gets every
+        group that a new update's manifest lists."""
         self._ring = ring
         self._store = store
         self._offload = offload
@@ -161,9 +162,10 @@ class Committer:
             raise
         committed = self._ring.clock.monotonic()
         self.version = step.published.version if step.published else self.version
-        self._unlisted = {} if step.published else self._unlisted | step.consumed
+        consumed = self._unlisted | step.consumed
+        self._unlisted = {} if step.published else consumed
         await asyncio.gather(*(lease.settle(self._ring) for lease in step.leases))
-        self._on_commit(step, head)
+        self._on_commit(step, head, consumed if step.published else ())
         await self._ring.tell(
             "update_committed",
             version=self.version,
@@ -203,7 +205,6 @@ class Committer:
         changes: dict[str, object] = {
             "nonce": self._ring.nonce(),
             "cursor": step.cursor,
-            "floor": step.floor,
             "groups_trained": before.groups_trained + len(step.trained),
             "groups_dropped": drops,
         }
@@ -213,6 +214,8 @@ class Committer:
                 "clock": published.clock,
                 "weight": published.own_weight,
                 "policy_digest": published.digest,
+                # As the bucket will tell it: a head without an upload is lost with the broker's disk.
+                "floor": step.floor,
             }
         return before.model_copy(update=changes)
 

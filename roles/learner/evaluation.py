@@ -66,6 +66,11 @@ class Evaluator:
         """Whether there is anything to evaluate on."""
         return bool(self._problems)
 
+    @property
+    def clocks(self) -> tuple[VectorClock, ...]:
+        """What the evaluations in progress are pinned to."""
+        return tuple({evaluation.clock: None for evaluation in self._running.values()})
+
     async def start(self, clock: VectorClock, version: float) -> Evaluation:
         """Issue one evaluation; its ``done`` event is set when no more verdicts will come."""
         tasks = eval_tasks(self._ring.spec, self._problems, clock)

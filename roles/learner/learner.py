@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from protocol.clock import GENESIS
+from protocol.clock import GENESIS, VectorClock
 from protocol.limits import LEARNERS_MAX
 from protocol.messages import Head
 from protocol.ports import AdapterStore, Offload
@@ -31,19 +31,15 @@ from roles.learner.caretaker import Caretaker, Committed
 from roles.learner.checkpoint import claim_genesis, find_head, load_state
 from roles.learner.collector import Collector
 from roles.learner.commit import fenced
-from roles.learner.committer import (
-    GROUPS_MAX,
-    STEPS_WAITING_MAX,
-    Committer,
-    FinishedStep,
-    nothing_committed,
-)
+from roles.learner.committer import GROUPS_MAX, STEPS_WAITING_MAX, Committer, FinishedStep, nothing_committed
 from roles.learner.evaluation import Evaluator
 from roles.learner.issuer import Issuer, TaskStream
+from roles.learner.janitor import Janitor
 from roles.learner.merger import Merger
 from roles.learner.peers import Peers
 from roles.learner.policy import Policy
 from roles.learner.register import Published, Register
+from roles.learner.step_report import step_fields
 from roles.learner.stepper import SafePoint, StepOutcome, Stepper
 from roles.policy.compose import VERSION_ROUNDING
 from roles.policy.policies import Policies, Update
@@ -85,17 +81,18 @@ class Learner:
         steps_in_hand = learner.steps_per_update(LEARNERS_MAX) + STEPS_WAITING_MAX + 1
         credit = learner.groups_per_update * steps_in_hand
         self._collector = Collector(ring, self._buffer, self._policies, credit)
-        self._merger = Merger(
-            ring, self._policies, lambda: self._stepper.register.clock, self._collector.arrived
-        )
+        self._merger = Merger(ring, self._policies, self._merged, self._collector.arrived)
         self._committer = Committer(ring, store, aside, self._on_commit)
-        evaluator = Evaluator(ring, held_out)
+        self._evaluator = Evaluator(ring, held_out)
         self._peers = Peers(ring)
-        self._caretaker = Caretaker(ring, store, aside, evaluator, lambda: self._peers.leads)
+        self._janitor = Janitor(ring, store, lambda: self._peers.states, self._policies.heads.values)
+        leads, kept = lambda: self._peers.leads, self._janitor.kept
+        self._caretaker = Caretaker(ring, store, aside, self._evaluator, leads, kept)
         stream = TaskStream(ring.spec, ring.identity.node, train)
         self._issuer = Issuer(ring, stream, lambda: self.clock, lambda: self._peers.count)
         self._feeders = (self._issuer, self._collector)
-        self._keepers = (self._committer, self._merger, evaluator, self._caretaker, self._peers)
+        behind_the_step = (self._committer, self._merger, self._evaluator, self._caretaker)
+        self._keepers = (*behind_the_step, self._peers, self._janitor)
         self._unpublished: list[Candidate] = []
         self._idle_steps = 0
         self.clock = GENESIS
@@ -105,6 +102,11 @@ class Learner:
     def busy(self) -> int:
         """Groups in hand."""
         return len(self._buffer.leases)
+
+    @property
+    def needs(self) -> tuple[VectorClock, ...]:
+        """Clocks whose updates must stay in the store."""
+        return self._evaluator.clocks
 
     async def run(self, stop: asyncio.Event) -> None:
         """Learn until the run's last update, or until ``stop``. Raises FencedError if another process
@@ -228,7 +230,7 @@ class Learner:
         step = FinishedStep(trained, dropped, published, after, tasks.cursor, tasks.floor)
         return await self._committer.submit(step)
 
-    def _on_commit(self, step: FinishedStep, head: Head) -> None:
+    def _on_commit(self, step: FinishedStep, head: Head, listed: Collection[str]) -> None:
         self._buffer.forget(step.group_ids)
         self._issuer.settled(step.group_ids)
         self._issuer.wake.set()
@@ -238,6 +240,7 @@ class Learner:
         self.clock = step.after.register.clock
         if step.published is not None:
             published = step.published
+            self._janitor.committed(head.path, head.count, head.weight, listed)
             newest = Committed(head, published.version, step.after.state, published.policy)
             self._caretaker.committed(newest)
 
@@ -270,22 +273,19 @@ class Learner:
         for update in self._merger.take(self._stepper.register.clock):
             await self._merge(update)
 
+    def _merged(self) -> VectorClock:
+        return self._stepper.register.clock
+
     async def _merge(self, update: Update) -> None:
         author = update.manifest.author
         await self._offload(lambda: self._stepper.merge(author, update))
 
     async def _report(self, batch: Batch, outcome: StepOutcome, wait_s: float, blocked_s: float) -> None:
-        metrics = batch.metrics | outcome.result.metrics
-        await self._ring.tell(
-            "step_trained",
-            **metrics,
-            **{
-                "version": self._stepper.register.version,
-                "updated": outcome.result.updated,
-                "perf/step_s": outcome.seconds,
-                "perf/rollout_wait_s": wait_s,
-                "perf/publish_blocked_s": blocked_s,
-                "rollout/inflight": self._issuer.in_flight,
-                "sample/rollout_queue_size": len(self._buffer),
-            },
-        )
+        fields = step_fields(batch, outcome) | {
+            "version": self._stepper.register.version,
+            "perf/rollout_wait_s": wait_s,
+            "perf/publish_blocked_s": blocked_s,
+            "rollout/inflight": self._issuer.in_flight,
+            "sample/rollout_queue_size": len(self._buffer),
+        }
+        await self._ring.tell("step_trained", **fields)

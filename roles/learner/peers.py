@@ -21,6 +21,8 @@ class Peers:
         self._ring = ring
         self.learners = frozenset({ring.identity.node})
         """Live learners, this one included."""
+        self.states: list[NodeState] | None = None
+        """Presence of every live node; None while it cannot be read."""
         self.finished = False
         """A peer has marked the run as finished."""
         self.changed = asyncio.Event()
@@ -51,17 +53,17 @@ class Peers:
             self.finished = await bus.get(Bucket.RUN, FINISHED_KEY) is not None
         except BusError as exc:
             self._ring.log.warning("peers_unread", error=str(exc) or type(exc).__name__)
+            self.states = None
             return
-        found = {self._ring.identity.node}
+        found: list[NodeState] = []
         for entry in states.values():
             try:
-                state = decode(entry.value).expect(NodeState)
+                found.append(decode(entry.value).expect(NodeState))
             except DecodeError as exc:
                 self._ring.log.warning("presence_unreadable", key=entry.key, error=str(exc))
-                continue
-            if "learner" in state.roles:
-                found.add(state.node)
-        self.learners = frozenset(found)
+        self.states = found
+        learners = {state.node for state in found if "learner" in state.roles}
+        self.learners = frozenset({self._ring.identity.node, *learners})
         self.changed.set()
 
     async def until_leading(self, stop: asyncio.Event) -> None:

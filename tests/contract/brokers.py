@@ -6,29 +6,20 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Protocol
 
 from node.broker import Broker
 from node.memory_broker import MemoryBroker
 from node.memory_bus import MemoryBus
 from node.nats_bus import NatsBus
+from node.runs import RunBus
 from node.system_clock import SystemClock
 from protocol.limits import QUEUE_MESSAGES_MAX
-from protocol.ports import Bus, Consumer, Delivery
-from protocol.runspec import RunSpec
+from protocol.ports import Consumer, Delivery
 from tests.build import a_runspec
 
 ACK_WAIT_S = 0.5
 PATIENCE_S = 10.0
 _NUMBERS = itertools.count(1)
-
-
-class RunBus(Bus, Protocol):
-    """A bus that can also create its run."""
-
-    async def create_run(self, spec: RunSpec, *, queue_messages_max: int = ...) -> None: ...
-
-    async def exists(self) -> bool: ...
 
 
 class Hub:

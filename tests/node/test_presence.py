@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from node.presence import RENEW_S, TTL_S, Presence
+from node.presence import RENEW_S, TTL_S, Doing, Presence
 from node.virtual_time import in_virtual_time
-from protocol.clock import GENESIS, VectorClock
+from protocol.clock import GENESIS
 from protocol.codec import decode_as, encode
 from protocol.identity import Identity
 from protocol.messages import NodeState
@@ -27,7 +27,7 @@ class Present:
         self.name = name
         self.bus: FaultyBus = ground.bus(name)
         self.presence = Presence(ground.ring(name, self.bus, "node"), ("sampler",), {"device": "cpu"})
-        self.now: tuple[VectorClock, int] = (GENESIS, 0)
+        self.now = Doing(GENESIS)
         self.left = asyncio.Event()
         self.finished = 0
         self.work = asyncio.create_task(self.presence.run(self.left, lambda: self.now, self._on_finished))
@@ -62,7 +62,7 @@ async def test_presence_appears_with_what_the_node_holds_and_disappears_when_it_
     await ground.clock.sleep(0.1)
     assert (node.state.roles, node.state.detail) == (("sampler",), {"device": "cpu"})
     assert (node.state.clock, node.state.busy) == (GENESIS, 0)
-    node.now = (a_clock(a=3), 2)
+    node.now = Doing(a_clock(a=3), 2, (a_clock(a=1),))
     await ground.clock.sleep(RENEW_S)
     assert (node.state.clock, node.state.busy) == (a_clock(a=3), 2)
     await node.leave()

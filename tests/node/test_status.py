@@ -16,7 +16,7 @@ from protocol.errors import OperatorError
 from protocol.messages import DeadLetter, Head, NodeState
 from protocol.reasons import DeadReason
 from protocol.runspec import RunSpec
-from protocol.subjects import FINISHED_KEY, Bucket, Queue, cursor_key, head_key, node_key
+from protocol.subjects import FINISHED_KEY, Bucket, Queue, cursor_key, done_key, head_key, node_key
 from tests.build import RUN, a_clock, a_runspec, an_identity
 from tests.node.sites import Site
 
@@ -77,7 +77,7 @@ async def test_a_new_run_is_open_and_empty(bus: NatsBus, spec: RunSpec):
     assert status["in_flight"] == {"task": 0, "rollout": 0, "verified": 0}
     assert status_lines(status) == [
         f"run {RUN}: version 0 of 8, open",
-        "groups: 0 issued, 0 trained, dropped: none, dead: 0",
+        "groups: 0 issued = 0 trained + 0 dropped + 0 dead + 0 in flight",
         "in flight: task 0, rollout 0, verified 0",
         "peers: nobody",
     ]
@@ -86,9 +86,10 @@ async def test_a_new_run_is_open_and_empty(bus: NatsBus, spec: RunSpec):
 async def test_books_of_all_learners_and_queues_are_added_up(bus: NatsBus):
     await commit(bus, "a", 3, {"too_stale": 2})
     await commit(bus, "b", 2, {"too_stale": 1, "no_signal": 1})
-    for learner, issued in (("a", b"20"), ("b", b"14")):
+    for learner, issued in (("a", b"20"), ("b", b"6 4")):
         await bus.put(Bucket.RUN, cursor_key(learner), issued)
-    for group_id in ("a.1", "a.1", "a.2", None):
+    await bus.put(Bucket.POLICY, done_key("a.3"), b"trained a:1")
+    for group_id in ("a.1", "a.1", "a.2", "a.3", None, "no group"):
         await bury(bus, group_id)
     await bus.publish(Queue.TASK, b"x", "1")
     await bus.publish(Queue.VERIFIED, b"x", "2")
@@ -96,7 +97,8 @@ async def test_books_of_all_learners_and_queues_are_added_up(bus: NatsBus):
     await bus.put(Bucket.RUN, FINISHED_KEY, b"1")
     assert status_lines(await read_status(bus, RUN)) == [
         f"run {RUN}: version 5 of 8, finished",
-        "groups: 34 issued, 20 trained, dropped: 1 no_signal, 3 too_stale, dead: 3",
+        "groups: 30 issued = 20 trained + 4 dropped (1 no_signal, 3 too_stale) + 2 dead + 2 in flight, "
+        + "and 2 not accounted for",
         "in flight: task 1, rollout 0, verified 1",
         "peers: nobody",
     ]

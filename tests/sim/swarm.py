@@ -207,7 +207,14 @@ class World:
                 train=train,
                 held_out=held_out,
             )
-            return Part("learner", learner.run, lambda: learner.clock, lambda: learner.busy, _nothing)
+            return Part(
+                "learner",
+                learner.run,
+                lambda: learner.clock,
+                lambda: learner.busy,
+                _nothing,
+                lambda: learner.needs,
+            )
 
         return self._start(name, "learner", part, identity)
 

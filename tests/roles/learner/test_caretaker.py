@@ -27,7 +27,9 @@ def a_run(problems: int = 1) -> RunSpec:
 
 def a_caretaker(ground: Ground, *, leads: bool = True) -> tuple[Caretaker, Evaluator]:
     evaluator = Evaluator(ground.ring(), PROMPTS)
-    return Caretaker(ground.ring(), ground.store(), ground.offload, evaluator, lambda: leads), evaluator
+    return Caretaker(
+        ground.ring(), ground.store(), ground.offload, evaluator, lambda: leads, lambda *_: None
+    ), evaluator
 
 
 def committed(count: int) -> Committed:

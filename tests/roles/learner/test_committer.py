@@ -49,7 +49,7 @@ class Bench:
             ground.ring(bus=self.bus),
             ground.store(faults),
             ground.offload,
-            lambda _step, head: self.committed.append(head),
+            lambda _step, head, _listed: self.committed.append(head),
         )
 
     def step(self, *groups: str, drops: tuple[Dropped, ...] = (), published: bool = True) -> FinishedStep:

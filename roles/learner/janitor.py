@@ -1,0 +1,123 @@
+"""The janitor: deletes from the store what retention gives free, a learner its own entries only.
+
+It works from memory and presence, so that no listing of the store is needed while a run goes on, and it
+forgets nothing that it could not delete: a store that refuses is asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from protocol.clock import VectorClock
+from protocol.errors import StoreError
+from protocol.messages import Head, NodeState
+from protocol.ports import AdapterStore
+from roles.learner.retention import Needs, Stored, expendable
+from roles.policy.chains import outcomes
+from roles.ring import Ring
+
+CLEAN_S = 30.0
+"""How often the janitor looks around."""
+
+
+class Janitor:
+    """One learner's housekeeping of the store."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        store: AdapterStore,
+        peers: Callable[[], Sequence[NodeState] | None],
+        heads: Callable[[], Collection[Head]],
+    ) -> None:
+        """``peers`` gives the presence of every live node, or None while it cannot be read; ``heads`` every
+        learner's newest head, of dead ones too."""
+        self._ring = ring
+        self._store = store
+        self._peers = peers
+        self._heads = heads
+        self._updates: list[Stored] = []
+        self._others: dict[str, list[tuple[str, float]]] = {"state": [], "export": []}
+
+    async def begin(self) -> None:
+        """Find what earlier processes of this learner left. Raises nothing: what cannot be read stays."""
+        learner, run = self._ring.identity.node, self._ring.spec.name
+        known = {stored.path for stored in self._updates}
+        try:
+            for path in await self._store.list(f"{run}/updates/{learner}"):
+                if path not in known:
+                    update = await self._store.manifest(path)
+                    self.committed(path, update.count, update.weight, outcomes(update))
+            for path in sorted(await self._store.list(f"{run}/state/{learner}"), key=_number):
+                self.kept("state", path)
+        except StoreError as exc:
+            self._ring.log.warning("store_unread", error=str(exc))
+
+    def committed(self, path: str, count: int, weight: float, groups: Iterable[str]) -> None:
+        """An update of this learner, with everything it consumed, is in the store."""
+        now = self._ring.clock.monotonic()
+        self._updates.append(Stored(path, count, weight, tuple(groups), now))
+        self._updates.sort(key=lambda stored: stored.count)
+
+    def kept(self, what: str, path: str) -> None:
+        """A state or an export of this learner was stored."""
+        self._others[what].append((path, self._ring.clock.monotonic()))
+
+    async def run(self) -> None:
+        """Clean up for ever; cancel to stop."""
+        await self.begin()
+        while True:
+            await self._ring.clock.sleep(CLEAN_S)
+            await self.clean()
+
+    async def clean(self) -> None:
+        """Delete what nobody can need any more."""
+        settings, now = self._ring.spec.store, self._ring.clock.monotonic()
+        peers = self._peers()
+        if peers is None:
+            return
+        needs = needs_of(peers, self._heads())
+        free = expendable(
+            self._updates,
+            self._ring.identity.node,
+            needs,
+            keep=settings.keep_updates,
+            grace_s=settings.grace_s,
+            max_staleness=self._ring.spec.staleness.max_staleness,
+            now=now,
+        )
+        for stored in free:
+            if await self._delete(stored.path):
+                self._updates.remove(stored)
+        for what, keep in (("state", settings.keep_states), ("export", settings.keep_exports)):
+            entries = self._others[what]
+            old = entries[:-keep] if keep else []
+            for entry in [(path, since) for path, since in old if now - since >= settings.grace_s]:
+                if await self._delete(entry[0]):
+                    entries.remove(entry)
+
+    async def _delete(self, path: str) -> bool:
+        try:
+            await self._store.delete(path)
+        except StoreError as exc:
+            self._ring.log.warning("entry_undeleted", path=path, error=str(exc))
+            return False
+        self._ring.log.info("entry_deleted", path=path)
+        return True
+
+
+def needs_of(peers: Sequence[NodeState], heads: Collection[Head]) -> Needs:
+    """What live peers and all heads say is still needed."""
+    named: list[VectorClock] = []
+    for peer in peers:
+        named += [peer.clock, *peer.needs]
+    return Needs(
+        named=named,
+        learners=[peer.clock for peer in peers if "learner" in peer.roles],
+        floors={head.learner: head.floor for head in heads},
+    )
+
+
+def _number(path: str) -> int:
+    name = path.rpartition("/")[2]
+    return int(name) if name.isdecimal() else -1
