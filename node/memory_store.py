@@ -10,7 +10,7 @@ from typing import Literal
 
 from node.entry_cache import EntryCache
 from node.entry_files import checked_content, checked_path
-from protocol.errors import StoreConflict, StoreCorrupt, StoreNotFound, StoreUnavailable
+from protocol.errors import StoreConflict, StoreCorrupt, StoreDenied, StoreNotFound, StoreUnavailable
 from protocol.manifest import MANIFEST_NAME, Manifest
 from protocol.ports import Clock
 
@@ -26,6 +26,8 @@ class StoreFault(StrEnum):
     """The call takes its whole deadline and has no effect."""
     UNAVAILABLE = "unavailable"
     """The call fails at once and has no effect."""
+    DENIED = "denied"
+    """The call is not allowed: a disk made read-only, a token that expired."""
     MISSING = "missing"
     """A published entry cannot be seen yet."""
     TORN = "torn"
@@ -124,6 +126,8 @@ class MemoryStore:
             raise StoreUnavailable(f"{path}: the store did not answer in {self._timeout_s:g} s")
         elif fault is StoreFault.UNAVAILABLE:
             raise StoreUnavailable(f"{path}: the store is not available")
+        elif fault is StoreFault.DENIED:
+            raise StoreDenied(f"{path}: the store does not allow it")
         return fault
 
     def _verified(self, path: str, fault: StoreFault | None = None) -> Manifest:

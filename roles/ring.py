@@ -22,6 +22,8 @@ from protocol.errors import (
     BrokerAbsent,
     BusError,
     DecodeError,
+    GrpoError,
+    StoreDenied,
     StoreUnavailable,
     UnknownOutcome,
     one_line,
@@ -44,6 +46,11 @@ SENT_AT_ONCE = 64
 
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 5.0
+
+PASSING: frozenset[type[GrpoError]] = frozenset(
+    {BackPressure, BrokerAbsent, UnknownOutcome, StoreUnavailable}
+)
+"""What is worth another try."""
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -165,16 +172,18 @@ class Ring:
             some = items[start : start + SENT_AT_ONCE]
             await asyncio.gather(*(self.send(queue, message, key) for key, message in some))
 
-    async def persist(self, request: Callable[[], Awaitable[T]]) -> T:
+    async def persist(self, request: Callable[[], Awaitable[T]], *, patient: bool = False) -> T:
         """Repeat an idempotent request to broker or store until it succeeds; cancel to give up.
 
-        Everything but absence, back-pressure and an unknown outcome is raised at once.
+        Everything but absence, back-pressure and an unknown outcome is raised at once. ``patient`` also waits
+        out a store that denies what it allowed before: a disk made read-only, a token that expired.
         """
+        passing = PASSING | {StoreDenied} if patient else PASSING
         wait_s = RETRY_FIRST_S
         while True:
             try:
                 return await request()
-            except (BackPressure, BrokerAbsent, UnknownOutcome, StoreUnavailable) as exc:
+            except tuple(passing) as exc:
                 self.log.warning("request_retried", error=str(exc) or type(exc).__name__, wait_s=wait_s)
             await self.pause(wait_s)
             wait_s = min(2 * wait_s, RETRY_MAX_S)

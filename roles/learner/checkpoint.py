@@ -194,7 +194,7 @@ async def export(ring: Ring, store: AdapterStore, offload: Offload, head: Head, 
 
     manifest, files = await offload(describe)
     try:
-        await ring.persist(lambda: store.publish(manifest, files))
+        await ring.persist(lambda: store.publish(manifest, files), patient=True)
     except StoreConflict as exc:
         there = await ring.persist(lambda: store.manifest(manifest.path))
         if there.policy_digest != head.policy_digest:

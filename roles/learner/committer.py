@@ -158,7 +158,7 @@ class Committer:
             head = await self._writer.commit(head, step.consumed)
         except Conflict:
             if step.published is not None:  # what was never committed must not look like it after a loss
-                await self._ring.persist(lambda: self._store.delete(head.path))
+                await self._ring.persist(lambda: self._store.delete(head.path), patient=True)
             raise
         committed = self._ring.clock.monotonic()
         self.version = step.published.version if step.published else self.version
@@ -193,7 +193,9 @@ class Committer:
                 genesis=self._genesis,
             )
         )
-        await self._ring.persist(lambda: self._store.publish(manifest, files))
+        # Its first upload tells an operator of a store that denies writing; later a step is worth the wait.
+        proven = before is not None and before.count > 0
+        await self._ring.persist(lambda: self._store.publish(manifest, files), patient=proven)
         return named
 
     def _next_head(self, step: FinishedStep) -> Head:

@@ -11,7 +11,7 @@ import pytest
 from node.memory_store import StoreFault
 from node.virtual_time import in_virtual_time
 from protocol.codec import decode_as, encode
-from protocol.errors import FencedError
+from protocol.errors import FencedError, StoreDenied
 from protocol.identity import Identity
 from protocol.manifest import MANIFEST_NAME, Manifest
 from protocol.messages import Head
@@ -200,6 +200,30 @@ async def test_a_store_in_trouble_is_tried_again_and_the_step_is_committed_once(
         await bench.committer.drained()
     assert (len(bench.manifests()), bench.bus.commits) == (1, 1)
     assert bench.head is not None
+
+
+@in_virtual_time
+async def test_a_store_that_denies_the_first_upload_is_told_to_the_operator(tmp_path: Path):
+    bench = Bench(Ground(tmp_path), lambda *_: StoreFault.DENIED)
+    await bench.committer.submit(bench.step())
+    with pytest.raises(StoreDenied):
+        await bench.committer.run()
+
+
+@in_virtual_time
+async def test_a_store_that_denies_a_later_upload_is_waited_for(tmp_path: Path):
+    denied = False
+    bench = Bench(Ground(tmp_path), lambda *_: StoreFault.DENIED if denied else None)
+    async with running(bench.committer):
+        await bench.committer.submit(bench.step())
+        await bench.committer.drained()
+        denied = True
+        await bench.committer.submit(bench.step())
+        await bench.ground.clock.sleep(300.0)
+        assert len(bench.committed) == 1
+        denied = False
+        await bench.committer.drained()
+    assert [head.count for head in bench.committed] == [1, 2]
 
 
 @in_virtual_time
