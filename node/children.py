@@ -62,22 +62,23 @@ async def stop_children(children: Sequence[Child], grace_s: float) -> None:
     """SIGTERM to all, SIGKILL to those that outlive ``grace_s``; returns when all are gone."""
     running = [child for child in children if child.alive]
     for child in running:
-        _send(child, signal.SIGTERM)
+        send(child, signal.SIGTERM)
     if running:
         waits = [asyncio.ensure_future(child.process.wait()) for child in running]
         await asyncio.wait(waits, timeout=grace_s)
     for child in running:
         if child.alive:
-            _send(child, signal.SIGKILL)
+            send(child, signal.SIGKILL)
             await child.process.wait()
 
 
 def kill(child: Child) -> None:
     """SIGKILL, as a power cut would; nothing if it is dead already."""
-    _send(child, signal.SIGKILL)
+    send(child, signal.SIGKILL)
 
 
-def _send(child: Child, number: signal.Signals) -> None:
+def send(child: Child, number: signal.Signals) -> None:
+    """Send a signal; nothing if the child is dead."""
     if child.alive:
         with suppress(ProcessLookupError):  # it ends just now
             child.process.send_signal(number)

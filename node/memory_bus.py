@@ -1,7 +1,8 @@
 """The Bus port in memory: one MemoryBus a node, all on one MemoryBroker.
 
 It keeps the contract that NatsBus keeps, on one thread and under any Clock. What a network may lose,
-delay or repeat passes through ``MemoryBus.ask``.
+delay or repeat passes through ``MemoryBus.ask``; while ``MemoryBus.connected`` is false nothing is handed
+out to this node.
 """
 
 from __future__ import annotations
@@ -21,110 +22,16 @@ from node.bus_checks import (
     check_write,
 )
 from node.feed import Feed
-from node.memory_broker import PAYLOAD_BYTES_MAX, MemoryBroker, MemoryQueue, MemoryRun, Stored
+from node.memory_broker import MemoryBroker, MemoryRun, NoSuchRun
+from node.memory_consumer import MemoryConsumer
+from node.memory_keys import PAYLOAD_BYTES_MAX
 from protocol.errors import BrokerAbsent, BusError, MessageTooLarge
 from protocol.limits import QUEUE_MESSAGES_MAX
-from protocol.ports import Clock, Entry, QueueDepth, Write
+from protocol.ports import Entry, QueueDepth, Write
 from protocol.runspec import RunSpec
 from protocol.subjects import Bucket, Queue
 
 T = TypeVar("T")
-
-
-class MemoryDelivery:
-    """One message, to be settled once; see ``protocol.ports.Delivery``."""
-
-    def __init__(self, bus: MemoryBus, queue: Queue, message: Stored, on_settled: Callable[[], None]) -> None:
-        self._bus = bus
-        self._queue = queue
-        self._sequence = message.sequence
-        self._on_settled = on_settled
-        self._settled = False
-        self.data = message.data
-        self.deliveries = message.deliveries
-
-    async def ack(self) -> None:
-        """Done for good. Raises BrokerAbsent, UnknownOutcome."""
-        try:
-            await self._bus.ask(lambda run: run.queues[self._queue].remove(self._sequence))
-        finally:
-            self._settle()
-
-    async def release(self, delay_s: float = 0.0) -> None:
-        """Give it to somebody else; best effort."""
-        self._settle()
-        await self._say(lambda queue: queue.postpone(self._sequence, delay_s))
-
-    async def reject(self) -> None:
-        """Never deliver it again; best effort."""
-        self._settle()
-        await self._say(lambda queue: queue.remove(self._sequence))
-
-    async def in_progress(self) -> None:
-        """Restart ack_wait; best effort."""
-        await self._say(lambda queue: queue.postpone(self._sequence, queue.ack_wait_s))
-
-    async def _say(self, effect: Callable[[MemoryQueue], None]) -> None:
-        with suppress(BusError):
-            await self._bus.ask(lambda run: effect(run.queues[self._queue]))
-
-    def _settle(self) -> None:
-        if not self._settled:
-            self._settled = True
-            self._on_settled()
-
-
-class MemoryConsumer:
-    """At most ``credit`` unsettled deliveries of one queue, taken when asked for."""
-
-    def __init__(self, bus: MemoryBus, clock: Clock, queue: Queue, credit: int, state: MemoryQueue) -> None:
-        self._bus = bus
-        self._clock = clock
-        self._name = queue
-        self._queue = state
-        self._credit = credit
-        self._unsettled = 0
-        self._closed = False
-        self._news = asyncio.Event()
-        state.listeners.append(self._news.set)
-
-    async def next(self) -> MemoryDelivery:
-        """Wait for the next delivery; a cancelled call loses nothing. Raises BrokerAbsent once closed."""
-        while True:
-            self._news.clear()
-            if self._closed:
-                self._news.set()  # for others that wait
-                raise BrokerAbsent("this consumer is closed")
-            if self._unsettled < self._credit:
-                message = self._queue.take()
-                if message is not None:
-                    self._unsettled += 1
-                    return MemoryDelivery(self._bus, self._name, message, self._on_settled)
-            await self._until_news()
-
-    async def close(self) -> None:
-        """Take no more."""
-        if not self._closed:
-            self._closed = True
-            self._queue.listeners.remove(self._news.set)
-            self._news.set()
-
-    async def _until_news(self) -> None:
-        due = self._queue.next_due() if self._unsettled < self._credit else None
-        if due is None:
-            await self._news.wait()
-            return
-        news = asyncio.ensure_future(self._news.wait())
-        alarm = asyncio.ensure_future(self._clock.sleep(max(0.0, due - self._clock.monotonic())))
-        try:
-            await asyncio.wait({news, alarm}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            news.cancel()
-            alarm.cancel()
-
-    def _on_settled(self) -> None:
-        self._unsettled -= 1
-        self._news.set()
 
 
 class MemoryBus:
@@ -145,16 +52,41 @@ class MemoryBus:
             raise BrokerAbsent("this node has left the broker")
         return effect(self._broker.run(self._run))
 
-    async def create_run(self, spec: RunSpec, *, queue_messages_max: int = QUEUE_MESSAGES_MAX) -> None:
-        """Create the run; again is harmless."""
+    @property
+    def connected(self) -> bool:
+        """Whether the broker can be spoken to right now; messages arrive only then."""
+        return not self._closed
+
+    def peek(self) -> MemoryRun | None:
+        """The run, if it exists."""
+        return self._broker.run(self._run) if self._run in self._broker.runs() else None
+
+    def reconnected(self) -> None:
+        """Ask for messages anew; for a simulation whose node found the broker again."""
+        for consumer in self._consumers:
+            consumer.renew()
+
+    async def create_run(
+        self,
+        spec: RunSpec,
+        *,
+        queue_messages_max: int = QUEUE_MESSAGES_MAX,
+        first_revision: int | None = None,
+    ) -> None:
+        """Create the run; again is harmless. A new run's revisions begin at ``first_revision``, or later than
+        in any earlier life of the run. Raises BusError."""
         assert spec.name == self._run
-        await asyncio.sleep(0)
-        self._broker.create(spec, queue_messages_max)
+        with suppress(NoSuchRun):
+            await self.ask(lambda _: None)
+        self._broker.create(spec, queue_messages_max, first_revision)
 
     async def exists(self) -> bool:
-        """Whether the run was created."""
-        await asyncio.sleep(0)
-        return self._run in self._broker.runs()
+        """Whether the run was created. Raises BrokerAbsent."""
+        try:
+            await self.ask(lambda _: None)
+        except NoSuchRun:
+            return False
+        return True
 
     async def publish(self, queue: Queue, data: bytes, message_id: str) -> None:
         """Store a message."""
@@ -164,8 +96,9 @@ class MemoryBus:
     async def consume(self, queue: Queue, credit: int) -> MemoryConsumer:
         """Take part in a queue."""
         check_credit(credit)
-        state = await self.ask(lambda run: run.queues[queue])
-        consumer = MemoryConsumer(self, self._broker.clock, queue, credit, state)
+        ack_wait_s = await self.ask(lambda run: run.queues[queue].ack_wait_s)
+        audience = self._broker.audience(self._run)
+        consumer = MemoryConsumer(self, self._broker.clock, audience, queue, credit, ack_wait_s)
         self._consumers.append(consumer)
         return consumer
 
@@ -204,8 +137,10 @@ class MemoryBus:
     def announcements(self) -> AsyncIterator[Entry]:
         """Heads as they are committed, from now on."""
         feed: Feed[Entry] = Feed()
-        self._broker.run(self._run).announcements.append(feed)
+        self._broker.audience(self._run).announcements.append(feed)
         self._feeds.append(feed)
+        if self._closed:
+            feed.close()
         return feed
 
     async def emit(self, role: str, node: str, data: bytes) -> None:
@@ -224,9 +159,10 @@ class MemoryBus:
     async def events(self, *, replay: bool) -> AsyncIterator[bytes]:
         """Telemetry frames, each once, in order."""
         feed: Feed[bytes] = Feed()
+        feeds = self._broker.audience(self._run).events
 
         def tune_in(run: MemoryRun) -> list[bytes]:
-            run.event_feeds.append(feed)
+            feeds.append(feed)
             return [*run.events] if replay else []
 
         try:
@@ -235,7 +171,6 @@ class MemoryBus:
             async for frame in feed:
                 yield frame
         finally:
-            feeds = self._broker.run(self._run).event_feeds
             if feed in feeds:
                 feeds.remove(feed)
 
@@ -244,12 +179,19 @@ class MemoryBus:
         return await self.ask(lambda run: tuple(run.dead))
 
     async def close(self) -> None:
-        """Leave: what was not settled comes back to others after ack_wait."""
+        """Leave: what was not handed out goes to others at once, what was not settled after ack_wait."""
+        if not self._closed:
+            for consumer in self._consumers:
+                await consumer.close()
+        self.crash()
+
+    def crash(self) -> None:
+        """Be gone without a word: everything comes back to others after ack_wait."""
         if self._closed:
             return
         self._closed = True
         for consumer in self._consumers:
-            await consumer.close()
+            consumer.leave()
         for feed in self._feeds:
             feed.close()
-            self._broker.run(self._run).announcements.remove(feed)
+            self._broker.audience(self._run).announcements.remove(feed)

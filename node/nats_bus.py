@@ -14,10 +14,11 @@ from nats.aio.msg import Msg
 
 from node.broker_access import BrokerAccess
 from node.bus_checks import check_credit, check_event, check_message
+from node.bus_rules import message_bytes
 from node.feed import Feed
 from node.nats_answers import sequence
 from node.nats_blob import BLOB_HEADER, BlobRef, Blobs
-from node.nats_client import FIRST_CONNECT_S, message_bytes
+from node.nats_client import FIRST_CONNECT_S
 from node.nats_kv import Kv, is_deletion
 from node.nats_link import Link
 from node.nats_pull import NatsConsumer
@@ -44,6 +45,7 @@ class NatsBus:
         self._blobs = Blobs(link, self._names)
         self._consumers: list[NatsConsumer] = []
         self._announcements: list[Feed[Entry]] = []
+        self._closed = False
 
     @classmethod
     async def connect(
@@ -55,10 +57,14 @@ class NatsBus:
         return self
 
     async def create_run(
-        self, spec: RunSpec, *, queue_messages_max: int = QUEUE_MESSAGES_MAX, first_revision: int = 1
+        self,
+        spec: RunSpec,
+        *,
+        queue_messages_max: int = QUEUE_MESSAGES_MAX,
+        first_revision: int | None = None,
     ) -> None:
         """Create what the run needs on the broker; again is harmless. A new run's revisions begin at
-        ``first_revision``. Raises OperatorError, BusError."""
+        ``first_revision``, or later than in any earlier life of the run. Raises OperatorError, BusError."""
         assert spec.name == self._names.run
         await create_streams(self._link, spec, queue_messages_max, first_revision)
 
@@ -129,6 +135,8 @@ class NatsBus:
         """Heads as they are committed, from now on."""
         feed: Feed[Entry] = Feed()
         self._announcements.append(feed)
+        if self._closed:
+            feed.close()
         return feed
 
     async def emit(self, role: str, node: str, data: bytes) -> None:
@@ -155,7 +163,8 @@ class NatsBus:
 
         subscription = await self._link.subscribe(subject, on_news)
         try:
-            first = 1 if replay else await self._last_event() + 1
+            newest = await self._last_event()
+            first = 1 if replay else newest + 1
             while True:
                 async for at, msg in self._patient_walk(stream, subject, first):
                     first = at + 1
@@ -165,11 +174,9 @@ class NatsBus:
                 if woken:
                     await asyncio.sleep(EVENT_SETTLE_S)
                     continue
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(EVENT_POLL_S):
                         await news.wait()
-                except TimeoutError:
-                    first = await self._after_broker_loss(first)
         finally:
             await self._link.unsubscribe(subscription)
 
@@ -182,6 +189,7 @@ class NatsBus:
         """Give back what was not handed out, say what is queued, and leave."""
         for consumer in self._consumers:
             await consumer.close()
+        self._closed = True
         for feed in self._announcements:
             feed.close()
         await self._link.close()
@@ -204,10 +212,3 @@ class NatsBus:
     async def _last_event(self) -> int:
         info = await self._link.read_api(f"STREAM.INFO.{self._names.event_stream}")
         return int(info["state"]["last_seq"])
-
-    async def _after_broker_loss(self, first: int) -> int:
-        """Begin again on a broker that lost its disk and counts from one."""
-        try:
-            return 1 if await self._last_event() < first - 1 else first
-        except BrokerAbsent:
-            return first

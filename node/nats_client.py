@@ -19,6 +19,7 @@ from nats.aio.client import PING_PROTO, Server
 from nats.protocol.parser import PERMISSIONS_ERR
 
 from node.broker_access import BrokerAccess
+from node.bus_rules import message_bytes
 from protocol.errors import OperatorError
 
 CONNECT_TIMEOUT_S = 2
@@ -32,7 +33,6 @@ PING_INTERVAL_S = 10
 PINGS_OUTSTANDING_MAX = 2
 """A silent connection is given up after 20 to 30 s."""
 
-HEADER_FRAME_BYTES = len(b"NATS/1.0\r\n") + len(b"\r\n")
 CONNECTION_STAYS = (
     PERMISSIONS_ERR,
     "invalid subject",
@@ -45,14 +45,6 @@ LOGIN_ERRORS = ("authorization", "authentication", "nkey", "user jwt")
 log = structlog.get_logger("nats")
 
 Callback = Callable[[], Awaitable[None]]
-
-
-def message_bytes(data: bytes, headers: dict[str, str] | None) -> int:
-    """What the server counts against ``max_payload``: payload and encoded headers."""
-    if not headers:
-        return len(data)
-    fields = sum(len(key.encode()) + len(value.encode()) + len(b": \r\n") for key, value in headers.items())
-    return len(data) + HEADER_FRAME_BYTES + fields
 
 
 class HardenedClient(nats.aio.client.Client):

@@ -9,11 +9,9 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
+from node.bus_rules import ACK_RETRY_S, ACK_TRIES
 from node.nats_link import Link
-from protocol.errors import BusError, UnknownOutcome
-
-ACK_RETRY_S = 0.5
-ACK_TRIES = 10
+from protocol.errors import BrokerAbsent, BusError, UnknownOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +74,21 @@ class NatsDelivery:
         await self._say(b"+WPI")
 
     async def _confirm(self) -> None:
-        # A killed server may come back without knowing that it handed this message out. It then ignores
-        # the acknowledgement until it has handed the message out again, so we repeat it.
-        for _ in range(ACK_TRIES - 1):
-            with suppress(UnknownOutcome):
+        unknown: UnknownOutcome | None = None
+        for _ in range(ACK_TRIES):
+            try:
                 await self._link.request(self._reply, b"+ACK", timeout_s=ACK_RETRY_S)
+            except UnknownOutcome as exc:
+                unknown = exc
+                self.settle()  # with its credit free, the message can be handed out again to this very node
+            except BrokerAbsent:
+                if unknown is None:
+                    raise
+                break  # an earlier try may have taken effect
+            else:
                 return
-            self.settle()  # with its credit free, the message can be handed out again to this very node
-        await self._link.request(self._reply, b"+ACK", timeout_s=ACK_RETRY_S)
+        assert unknown is not None
+        raise unknown
 
     async def _say(self, word: bytes) -> None:
         with suppress(BusError):

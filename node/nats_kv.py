@@ -12,6 +12,7 @@ from nats.aio.msg import Msg
 from nats.nuid import NUID
 
 from node.bus_checks import check_commit, check_key, check_prefix, check_write
+from node.bus_rules import MARKER_S, batch_headers, write_headers
 from node.nats_answers import TOO_MANY, answer_json, pending, sequence, status
 from node.nats_link import Link
 from protocol.errors import BrokerAbsent, BusError, UnknownOutcome, WrongRevision
@@ -20,7 +21,6 @@ from protocol.subjects import Bucket, Names
 
 SUBJECTS_PER_READ = 512
 """The server refuses to answer a direct get of more than 1024 subjects."""
-EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 
 
 class Kv:
@@ -62,9 +62,9 @@ class Kv:
             return await self._store(bucket, write, sequence(marker))
 
     async def delete(self, bucket: Bucket, key: str) -> None:
-        """Leave a marker that expires after a second, and nothing else."""
+        """Leave a marker that expires after ``MARKER_S``, and nothing else."""
         check_key(key)
-        headers = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": "1s"}
+        headers = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": f"{MARKER_S}s"}
         await self._link.store(self._names.kv_subject(bucket, key), b"", headers)
 
     async def commit(self, bucket: Bucket, writes: Sequence[Write]) -> int:
@@ -77,14 +77,9 @@ class Kv:
             return await self.put(bucket, writes[0])
         batch = self._ids.next().decode()
         messages = [
-            (
-                self._names.kv_subject(bucket, write.key),
-                write.value,
-                self._batch_headers(batch, number, write),
-            )
-            for number, write in enumerate(writes, 1)
+            (self._names.kv_subject(bucket, write.key), write.value, headers)
+            for write, headers in zip(writes, batch_headers(batch, writes), strict=True)
         ]
-        messages[-1][2]["Nats-Batch-Commit"] = "1"
         for _, data, headers in messages:
             self._link.check_size(data, headers)
         try:
@@ -101,21 +96,9 @@ class Kv:
             answer_json(answer)
             raise BusError(f"{subject} does not take atomic batches; create the run again")
 
-    def _batch_headers(self, batch: str, number: int, write: Write) -> dict[str, str]:
-        headers = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number)}
-        return headers | self._headers(write, write.expected)
-
-    def _headers(self, write: Write, expected: int | None) -> dict[str, str]:
-        headers = {}
-        if expected is not None:
-            headers[EXPECTED] = str(expected)
-        if write.ttl_s is not None:
-            headers["Nats-TTL"] = f"{write.ttl_s}s"
-        return headers
-
     async def _store(self, bucket: Bucket, write: Write, expected: int | None) -> int:
         subject = self._names.kv_subject(bucket, write.key)
-        answer = await self._link.store(subject, write.value, self._headers(write, expected) or None)
+        answer = await self._link.store(subject, write.value, write_headers(write, expected) or None)
         return int(answer["seq"])
 
     async def _last(self, bucket: Bucket, key: str) -> Msg | None:

@@ -19,8 +19,9 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from node.broker_access import BrokerAccess
+from node.bus_rules import message_bytes
 from node.nats_answers import END_OF_BATCH, NO_RESPONDERS, NOT_FOUND, answer_json, sequence, status
-from node.nats_client import FIRST_CONNECT_S, HardenedClient, message_bytes, open_client
+from node.nats_client import FIRST_CONNECT_S, HardenedClient, open_client
 from protocol.errors import BrokerAbsent, MessageTooLarge, OperatorError, UnknownOutcome
 
 CONNECTED_WAIT_S = 5.0

@@ -18,6 +18,7 @@ import structlog
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from node.bus_rules import to_ask
 from node.nats_answers import status
 from node.nats_blob import BLOB_HEADER, BlobRef, Blobs
 from node.nats_delivery import NatsDelivery
@@ -127,10 +128,9 @@ class NatsConsumer:
         if self._owed and now - self._heard_at >= SILENT_S:
             log.warning("pull_request_lost", stream=self._stream)
             await self._renew_inbox()
-        room = self._credit - self._unsettled
-        # Asking for one at a time costs a round trip a message; wait for half the credit while there is work.
-        if self._owed == 0 and room > 0 and (self._ready.empty() or 2 * room >= self._credit):
-            await self._ask(room, now)
+        batch = to_ask(self._credit, self._unsettled, self._ready.qsize()) if self._owed == 0 else 0
+        if batch:
+            await self._ask(batch, now)
 
     async def _renew_inbox(self) -> None:
         old, self._subscription = self._subscription, None

@@ -6,8 +6,10 @@ Created once by whoever has the right to; every other node only uses it.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
+from node.bus_rules import HISTORY
 from node.nats_link import Link
 from protocol.errors import BackPressure, BusError, OperatorError
 from protocol.limits import DEDUPE_WINDOW_S, QUEUE_MESSAGES_MAX
@@ -15,8 +17,6 @@ from protocol.runspec import RunSpec
 from protocol.subjects import Bucket, Names, Queue
 
 DAY_S = 24 * 3600
-HISTORY = {Bucket.RUN: 8, Bucket.POLICY: 8, Bucket.NODE: 1}
-"""Revisions kept per key. Presence keeps one: an older one must not reappear when the newest expires."""
 EVENT_AGE_S = DAY_S
 EVENT_BYTES_KEPT = 32 << 20
 DEAD_AGE_S = 7 * DAY_S
@@ -30,14 +30,22 @@ _ALREADY_DIFFERENT = "(10058)"
 
 
 def stream_configs(
-    names: Names, queue_messages_max: int = QUEUE_MESSAGES_MAX, first_revision: int = 1
+    names: Names, queue_messages_max: int = QUEUE_MESSAGES_MAX, first_revision: int | None = None
 ) -> list[dict[str, Any]]:
-    """Every stream of a run. Unlisted settings are the server's defaults."""
-    streams = [_queue(names, queue, queue_messages_max) for queue in Queue]
+    """Every stream of a run. Unlisted settings are the server's defaults.
+
+    Sequences begin later than in any earlier life of the run on a broker that has lost its disk since: old
+    acknowledgements, revisions and read positions name messages by sequence, and must not meet new ones.
+    """
+    first_sequence = time.time_ns() // 1000
+    if first_revision is None:
+        first_revision = first_sequence
+    streams = [_queue(names, queue, queue_messages_max, first_sequence) for queue in Queue]
     streams += [_bucket(names, bucket, first_revision) for bucket in Bucket]
     streams += [
         _kept(names.dead_stream, names.dead_subject, DEAD_AGE_S, DEAD_BYTES_KEPT),
-        _kept(names.event_stream, names.event_subject("*", "*"), EVENT_AGE_S, EVENT_BYTES_KEPT),
+        _kept(names.event_stream, names.event_subject("*", "*"), EVENT_AGE_S, EVENT_BYTES_KEPT)
+        | {"first_seq": first_sequence},
         {
             "name": f"OBJ_{names.blob_bucket}",
             "subjects": [f"$O.{names.blob_bucket}.C.>", f"$O.{names.blob_bucket}.M.>"],
@@ -63,7 +71,9 @@ def consumer_config(names: Names, queue: Queue, ack_wait_s: float) -> dict[str, 
     }
 
 
-async def create_streams(link: Link, spec: RunSpec, queue_messages_max: int, first_revision: int) -> None:
+async def create_streams(
+    link: Link, spec: RunSpec, queue_messages_max: int, first_revision: int | None = None
+) -> None:
     """Create or bring up to date all that ``spec`` needs. Raises OperatorError, BusError."""
     names = Names(spec.name)
     configs = stream_configs(names, queue_messages_max, first_revision)
@@ -84,7 +94,8 @@ async def _create(link: Link, config: dict[str, Any]) -> None:
     except BusError as exc:
         if _ALREADY_DIFFERENT not in str(exc):
             raise
-        await link.api(f"STREAM.UPDATE.{config['name']}", config)
+        update = {key: value for key, value in config.items() if key != "first_seq"}
+        await link.api(f"STREAM.UPDATE.{config['name']}", update)
 
 
 async def _create_consumer(link: Link, names: Names, queue: Queue, ack_wait_s: float) -> None:
@@ -93,7 +104,7 @@ async def _create_consumer(link: Link, names: Names, queue: Queue, ack_wait_s: f
     await link.api(f"CONSUMER.DURABLE.CREATE.{stream}.{consumer}", body)
 
 
-def _queue(names: Names, queue: Queue, messages_max: int) -> dict[str, Any]:
+def _queue(names: Names, queue: Queue, messages_max: int, first_sequence: int) -> dict[str, Any]:
     return {
         "name": names.stream(queue),
         "subjects": [names.subject(queue)],
@@ -102,6 +113,7 @@ def _queue(names: Names, queue: Queue, messages_max: int) -> dict[str, Any]:
         "max_msgs": messages_max,
         "duplicate_window": _ns(DEDUPE_WINDOW_S),
         "allow_direct": True,
+        "first_seq": first_sequence,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -13,7 +14,7 @@ import structlog
 
 from node.broker import Broker, start_broker
 from node.broker_access import BrokerAccess
-from node.children import Child, kill, last_words, start_child, stop_children
+from node.children import Child, kill, last_words, send, start_child, stop_children
 from node.identity_file import load_or_create_identity
 from node.nats_bus import NatsBus
 from node.progress import Progress
@@ -95,6 +96,10 @@ class Swarm:
             self.killed.append(name)
         kill(self._children[name])
         return self._peers[name]
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a peer a signal."""
+        send(self._children[name], number)
 
     async def watch(self) -> None:
         """Read telemetry into ``progress`` for ever."""

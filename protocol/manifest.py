@@ -58,6 +58,10 @@ class Manifest(Message):
     """The author's number of updates, this one included."""
     weight: Annotated[float, Field(ge=0, le=COUNT_MAX)] = 0.0
     """Summed weights of the author's updates, this one included."""
+    version: Annotated[float, Field(ge=0)] = 0.0
+    """Summed weights of all updates in policy(clock)."""
+    step_norm: Annotated[float, Field(ge=0)] = 0.0
+    """Norm of the author's step at weight 1 (``roles/policy/norm_bound.py``)."""
     policy_digest: Text = ""
     """sha256 of policy(clock) as the author composed it (``roles/policy/compose.py``)."""
     groups: tuple[GroupId, ...] = ()

@@ -29,7 +29,6 @@ Count = Annotated[int, Field(ge=1, le=COUNT_MAX)]
 CountOrZero = Annotated[int, Field(ge=0, le=COUNT_MAX)]
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
 UpdateDtype = Literal["float32", "bfloat16"]
-"""How the numbers of an update are stored; in memory they are always float32."""
 Modules = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
 
@@ -143,8 +142,7 @@ class PublishingSpec(Spec):
     update_dtype: UpdateDtype = "float32"
     """How updates are stored. ``bfloat16`` halves them; the rounding error goes into the next update."""
     step_norm_max: NonNegative = 10.0
-    """An update is refused whose step is larger than this many times the median of its peers'; 0 means
-    never (``roles/policy/norm_bound.py``)."""
+    """An update is refused whose step exceeds so many times the median of its peers'; 0 means never."""
 
 
 class LearnerSpec(PublishingSpec):

@@ -29,6 +29,7 @@ from protocol.subjects import GENESIS_KEY, Bucket, Queue, head_key
 from roles.learner.buffer import Candidate
 from roles.learner.fake_policy import FakePolicy
 from roles.learner.lease import Lease
+from roles.policy import norm_bound
 from roles.policy.chains import PREVIOUS
 from roles.policy.compose import UPDATE_FILE, WEIGHTS_FILE, Factors, compose, factors_digest
 from roles.policy.peft_export import factors_bytes
@@ -100,6 +101,7 @@ class Ground:
         self.bucket = MemoryBucket()
         self._directory = directory
         self._stores = 0
+        self._committed: dict[str, Head] = {}
 
     @property
     def run(self) -> MemoryRun:
@@ -166,17 +168,24 @@ class Ground:
         weight: float | None = None,
         data: bytes | None = None,
         peers: dict[str, int] | None = None,
+        step_norm: float | None = None,
     ) -> Head:
-        """Store update ``count`` (every entry ``count``) and commit its head; its clock has ``peers`` too."""
+        """Store update ``count`` (every entry ``count``) and commit its head; its clock has ``peers`` too.
+
+        The manifest records the norm of its step, unless another is given.
+        """
         update = an_update(genesis, count)
         counts = {**(peers or {}), learner: count}
         clock = VectorClock.of(counts)
         digest = factors_digest(compose(genesis, {who: an_update(genesis, n) for who, n in counts.items()}))
         path = f"{self.spec.name}/updates/{learner}/{count}-test"
         key = head_key(learner)
-        before = self.run.buckets[Bucket.POLICY].get(key)
-        previous = decode_as(before.value, Head).path if before else ""
+        before = self._committed.get(learner)
+        previous = before.path if before else ""
         total = float(count) if weight is None else weight
+        if step_norm is None:
+            started = (an_update(genesis, before.count), before.weight) if before else (None, 0.0)
+            step_norm = norm_bound.step_norm(update, started[0], total - started[1])
         await self.publish(
             path,
             EntryKind.UPDATE,
@@ -185,6 +194,8 @@ class Ground:
             clock=clock,
             count=count,
             weight=total,
+            version=total,
+            step_norm=step_norm,
             policy_digest=digest,
             extra={PREVIOUS: previous} if previous else {},
         )
@@ -199,6 +210,7 @@ class Ground:
             nonce=f"{learner}-{count}",
         )
         await self.bus(learner).put(Bucket.POLICY, key, encode(head, Identity.deterministic(learner)))
+        self._committed[learner] = head
         return head
 
 

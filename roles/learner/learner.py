@@ -156,7 +156,7 @@ class Learner:
         """Claim or find genesis, go to the last committed head, restore what goes with it."""
         await claim_genesis(self._ring, self._store, self._policy, self._offload)
         await self._policies.start()
-        register = Register(self._ring.identity.node, self._policies.genesis)
+        register = Register(self._ring.identity.node, self._policies.genesis, self._spec.learner)
         resumed = await find_head(self._ring, self._store)
         await self._committer.begin(resumed, self._policies.genesis_digest)
         head = resumed.head or nothing_committed(self._spec.name, self._ring.identity.node)

@@ -4,6 +4,10 @@
     policy      = genesis + sum of all learners' updates, own included
 
 Counts never decrease, and weights are baked in when an update is published, never applied later.
+
+Where the run stores updates as bfloat16, an update is rounded when it is published, and what the rounding
+took (the *residual*) is part of the progress that the next one publishes (error feedback: Seide et al.
+2014). The learner trains on the rounded sum, for that is what every peer composes.
 """
 
 from __future__ import annotations
@@ -14,7 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from protocol.clock import VectorClock
-from roles.policy.compose import Factors, compose, factors_digest, version_of
+from protocol.runspec import LearnerSpec, UpdateDtype
+from roles.policy.bfloat16 import rounded
+from roles.policy.compose import Factors, compose, factors_digest, fault, version_of
+from roles.policy.norm_bound import UNRECORDED, Step, step_norm
+
+DEFAULTS = LearnerSpec()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +38,39 @@ class Published:
     """Summed weights of all updates in the policy."""
     policy: Factors
     digest: str
+    step_norm: float
+    """Norm of this update's step at weight 1; not finite if a number is not."""
+    dtype: UpdateDtype
+    """How the update is stored; it is rounded accordingly."""
+
+    @property
+    def step(self) -> Step:
+        """What the manifest records of its step."""
+        return Step(self.step_norm, self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    """A peer's newest merged update."""
+
+    count: int
+    weight: float
+    step: Step
+    update: Factors
 
 
 class Register:
     """Where this learner stands: genesis, its own update, its peers' updates, and their sum."""
 
-    def __init__(self, learner: str, genesis: Factors) -> None:
-        """Start at genesis."""
+    def __init__(self, learner: str, genesis: Factors, settings: LearnerSpec = DEFAULTS) -> None:
+        """Start at genesis; ``settings`` say how updates are stored."""
         self._learner = learner
         self._genesis = genesis
+        self._dtype: UpdateDtype = settings.update_dtype
         self._own: Factors = {name: np.zeros_like(tensor) for name, tensor in genesis.items()}
-        self._peers: dict[str, tuple[int, float, Factors]] = {}
+        self._residual: Factors = {}
+        self._peers: dict[str, _Peer] = {}
+        self.settings = settings
         self.count = 0
         self.own_weight = 0.0
         self.base = compose(genesis, {})
@@ -48,13 +79,30 @@ class Register:
     @property
     def clock(self) -> VectorClock:
         """Clock of ``base``."""
-        peers = {learner: count for learner, (count, _, _) in self._peers.items()}
+        peers = {learner: peer.count for learner, peer in self._peers.items()}
         return VectorClock.of({**peers, self._learner: self.count})
 
     @property
     def version(self) -> float:
         """Summed weights of all updates in ``base``."""
-        return version_of([self.own_weight, *(weight for _, weight, _ in self._peers.values())])
+        return version_of([self.own_weight, *(peer.weight for peer in self._peers.values())])
+
+    @property
+    def peers_steps(self) -> list[Step]:
+        """What the peers' merged updates record of their steps."""
+        return [peer.step for peer in self._peers.values()]
+
+    @property
+    def residual(self) -> Factors:
+        """What rounding took from the last published update; empty if it took nothing."""
+        return self._residual
+
+    @residual.setter
+    def residual(self, residual: Factors) -> None:
+        """Go on with a saved one, after ``resume``. Raises ValueError if it is of other factors."""
+        if residual and (why := fault(residual, self._genesis)):
+            raise ValueError(f"not a residual of this run: {why}")
+        self._residual = residual if self._dtype == "bfloat16" else {}
 
     def copy(self) -> Register:
         """A register that goes its own way. The tensors are shared: none is ever changed in place."""
@@ -63,38 +111,71 @@ class Register:
         return twin
 
     def resume(self, update: Factors, count: int, own_weight: float) -> None:
-        """Continue from this learner's own last published update."""
+        """Continue from this learner's own last published update, without any residual."""
         self._own, self.count, self.own_weight = update, count, own_weight
+        self._residual = {}
         self.base = self._compose(update)
 
     def publish(self, factors: Factors, weight: float) -> Published:
         """Turn progress since ``base`` into the next update, and move ``base`` onto it.
 
-        The learner must go on from ``policy``: it differs from ``factors`` by fp32 rounding, and only
-        it is what every peer composes.
+        The learner must go on from ``policy``: it differs from ``factors`` by rounding, and only it is what
+        every peer composes. Nothing is judged here: ``norm_bound.out_of_proportion`` does.
         """
-        scale = np.float32(weight)
-        self._own = {name: own + scale * (factors[name] - self.base[name]) for name, own in self._own.items()}
-        self.count += 1
-        self.own_weight += weight
-        self.base = self._compose(self._own)
-        digest = factors_digest(self.base)
-        return Published(self._own, self.clock, self.own_weight, self.version, self.base, digest)
+        scale, before = np.float32(weight), self._own
+        with np.errstate(over="ignore", invalid="ignore"):  # a step that is not finite is told by its norm
+            progress = {name: scale * (factors[name] - base) for name, base in self.base.items()}
+            self._own = self._stored(progress)
+            self.count += 1
+            self.own_weight += weight
+            self.base = self._compose(self._own)
+        return Published(
+            update=self._own,
+            clock=self.clock,
+            own_weight=self.own_weight,
+            version=self.version,
+            policy=self.base,
+            digest=factors_digest(self.base),
+            step_norm=step_norm(self._own, before, weight),
+            dtype=self._dtype,
+        )
 
-    def merge(self, learner: str, update: Factors, count: int, weight: float, factors: Factors) -> Factors:
-        """Take in a peer's newer update; returns ``factors`` with unpublished progress kept.
+    def merge(
+        self,
+        learner: str,
+        update: Factors,
+        count: int,
+        weight: float,
+        factors: Factors,
+        step: Step = UNRECORDED,
+    ) -> Factors:
+        """Take in a peer's newer update, which records ``step``; returns ``factors`` with unpublished
+        progress kept.
 
         Raises ValueError if that would roll the peer's count back.
         """
-        if count < self._peers.get(learner, (0, 0.0, {}))[0]:
+        if learner in self._peers and count < self._peers[learner].count:
             raise ValueError(f"the count of {learner} never decreases")
         before = self.base
-        self._peers[learner] = (count, weight, update)
+        self._peers[learner] = _Peer(count, weight, step, update)
         self.base = self._compose(self._own)
         return {name: self.base[name] + (factors[name] - before[name]) for name in self.base}
 
+    def _stored(self, progress: Factors) -> Factors:
+        """This learner's next update as it is stored; what rounding takes is kept for the one after."""
+        if self._dtype == "float32":
+            return {name: own + progress[name] for name, own in self._own.items()}
+        kept = self._residual
+        wanted = {
+            name: own + (progress[name] + kept[name] if kept else progress[name])
+            for name, own in self._own.items()
+        }
+        stored = {name: rounded(tensor) for name, tensor in wanted.items()}
+        self._residual = {name: wanted[name] - stored[name] for name in wanted}
+        return stored
+
     def _compose(self, own: Factors) -> Factors:
-        updates = {learner: update for learner, (_, _, update) in self._peers.items()}
+        updates = {learner: peer.update for learner, peer in self._peers.items()}
         if self.count:
             updates[self._learner] = own
         return compose(self._genesis, updates)

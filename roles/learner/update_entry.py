@@ -42,7 +42,7 @@ def update_entry(
     ``dropped`` holds what was consumed without changing the policy since the previous update, which is at
     ``previous`` (empty for the first). ``genesis`` is the digest of genesis.
     """
-    files = {UPDATE_FILE: factors_bytes(published.update)}
+    files = {UPDATE_FILE: factors_bytes(published.update, published.dtype)}
     unnamed = Manifest(
         path=f"{head.run}/updates/{head.learner}/{head.count}",
         kind=EntryKind.UPDATE,
@@ -51,6 +51,8 @@ def update_entry(
         clock=published.clock,
         count=head.count,
         weight=published.own_weight,
+        version=published.version,
+        step_norm=published.step_norm,
         policy_digest=published.digest,
         groups=tuple(trained),
         dropped=dict(dropped),

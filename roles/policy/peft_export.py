@@ -8,35 +8,68 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors import SafetensorError, deserialize
+from safetensors.numpy import save
 
 from protocol.clock import VectorClock
 from protocol.errors import StoreCorrupt
-from protocol.runspec import LoraSpec
+from protocol.runspec import LoraSpec, UpdateDtype
+from roles.policy import bfloat16
 from roles.policy.compose import WEIGHTS_FILE, Factors
 
 CONFIG = "adapter_config.json"
 CARD = "README.md"
 
+_NAMES = {"float32": "F32", "bfloat16": "BF16"}
+"""What a safetensors file calls them."""
+
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def factors_bytes(factors: Factors) -> bytes:
-    """The factors as a safetensors file, the same bytes for the same factors; fp32."""
+def factors_bytes(factors: Factors, dtype: UpdateDtype = "float32") -> bytes:
+    """The factors as a safetensors file, the same bytes for the same factors.
+
+    As bfloat16 they must have been rounded to it: nothing is lost here without being fed back.
+    """
+    if dtype == "bfloat16":
+        return _bfloat16_bytes(factors)
     tensors = {name: np.ascontiguousarray(factors[name], np.float32) for name in sorted(factors)}
     return save(tensors, metadata={"format": "pt"})
 
 
-def read_factors(path: Path) -> Factors:
-    """Read a safetensors file. Raises StoreCorrupt if it is cut or not one.
+def read_factors(path: Path, dtype: UpdateDtype = "float32") -> Factors:
+    """Read a safetensors file as fp32. Raises StoreCorrupt if it is cut, not one, or of another dtype.
 
-    The tensors are as the file has them: let ``roles.policy.compose.fault`` judge them before use.
+    Let ``roles.policy.compose.fault`` judge the tensors before use.
     """
     try:
-        return dict(load_file(path))
-    except (SafetensorError, KeyError, TypeError, ValueError) as exc:  # what it raises on dtypes numpy lacks
+        stored = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
+    except SafetensorError as exc:
         raise StoreCorrupt(f"{path.name} is not a safetensors file of factors: {exc}") from exc
+    factors: Factors = {}
+    for name, tensor in stored:
+        if tensor["dtype"] != _NAMES[dtype]:
+            raise StoreCorrupt(f"{path.name}: {name} is {tensor['dtype']}, not {dtype} as all of this run")
+        if dtype == "bfloat16":
+            numbers = bfloat16.from_bits(np.frombuffer(tensor["data"], "<u2"))
+        else:
+            numbers = np.frombuffer(tensor["data"], "<f4")
+        factors[name] = numbers.reshape(tensor["shape"])
+    return factors
+
+
+def _bfloat16_bytes(factors: Factors) -> bytes:
+    """What ``save`` would write if numpy had the type."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    tensors: list[bytes] = []
+    end = 0
+    for name in sorted(factors):
+        tensors.append(bfloat16.to_bits(factors[name]).tobytes())
+        start, end = end, end + len(tensors[-1])
+        header[name] = {"dtype": "BF16", "shape": factors[name].shape, "data_offsets": (start, end)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join((len(text).to_bytes(8, "little"), text, *tensors))
 
 
 def target_modules(factors: Factors) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from protocol.limits import LEARNERS_MAX
 from protocol.manifest import EntryKind, Manifest
 from protocol.messages import Head
 from protocol.ports import AdapterStore, Entry, Offload
+from protocol.runspec import UpdateDtype
 from protocol.subjects import GENESIS_KEY, Bucket, head_key
 from roles.policy.chains import PREVIOUS
 from roles.policy.compose import (
@@ -27,6 +28,7 @@ from roles.policy.compose import (
     policy_name,
     version_of,
 )
+from roles.policy.norm_bound import Step, lie, out_of_proportion
 from roles.policy.peft_export import read_factors
 from roles.ring import Ring
 
@@ -80,6 +82,7 @@ class Policies:
         self._updates: OrderedDict[tuple[str, int], Update] = OrderedDict()
         self._weights: dict[tuple[str, int], float] = {}
         self._paths: dict[tuple[str, int], str] = {}
+        self._steps: dict[tuple[str, int], Step] = {}
         self._keys: dict[str, str] = {}
         """The public key that each learner's first head was signed with."""
         self._warned: set[tuple[str, str]] = set()
@@ -165,7 +168,7 @@ class Policies:
 
     def _forget(self, learner: str) -> None:
         """Look everything of a learner up again: it was found before its key was known."""
-        for known in (self._updates, self._weights, self._paths):
+        for known in (self._updates, self._weights, self._paths, self._steps):
             for key in [key for key in known if key[0] == learner]:
                 known.pop(key)
 
@@ -203,13 +206,38 @@ class Policies:
             path = await self._path(learner, count)
             directory = await self._store.fetch(path)
             manifest = self._checked(await self._store.manifest(path), learner, count)
-            factors = await self._offload(lambda: _read(directory / UPDATE_FILE))
-            if reason := fault(factors, self.genesis):
+            dtype = self._ring.spec.learner.update_dtype
+            factors = await self._offload(lambda: _read(directory / UPDATE_FILE, dtype))
+            if reason := fault(factors, self.genesis) or await self._disproportion(manifest, factors):
                 raise StoreCorrupt(f"{path}: {reason}")
             self._updates[key] = Update(manifest, factors)
             while len(self._updates) > UPDATES_CACHED:
                 self._updates.popitem(last=False)
         return self._updates[key]
+
+    async def _disproportion(self, manifest: Manifest, factors: Factors) -> str | None:
+        """Why the norm bound refuses an update. The verdict is everybody's; only who happens to hold the
+        update before finds out that a manifest lies."""
+        settings = self._ring.spec.learner
+        if not settings.step_norm_max:
+            return None
+        held = self._updates.get((manifest.author, manifest.count - 1))
+        before = (held.manifest, held.factors) if held else None
+        reason = await self._offload(lambda: lie(manifest, factors, before))
+        return reason or out_of_proportion(Step.of(manifest), await self._peers_steps(manifest), settings)
+
+    async def _peers_steps(self, manifest: Manifest) -> list[Step]:
+        """What the updates of other learners in an update's clock record of their steps."""
+        keys = [key for key in manifest.clock if key[0] != manifest.author]
+        for learner, count in keys:
+            if (learner, count) not in self._steps:
+                try:
+                    self._steps[learner, count] = Step.of(await self._manifest(learner, count))
+                except StoreNotFound:
+                    if self.newest[learner] <= count:
+                        raise
+                    # Nobody keeps it any more: whoever read this update in time has judged it.
+        return [self._steps[key] for key in keys if key in self._steps]
 
     async def _manifest(self, learner: str, count: int) -> Manifest:
         return self._checked(await self._store.manifest(await self._path(learner, count)), learner, count)
@@ -253,8 +281,8 @@ class Policies:
             await self._ring.clock.sleep(GENESIS_POLL_S)
 
 
-def _read(path: Path) -> Factors:
-    """Read factors. Raises StoreCorrupt if the file is not there, or not one."""
+def _read(path: Path, dtype: UpdateDtype = "float32") -> Factors:
+    """Read factors. Raises StoreCorrupt if the file is not there, not one, or of another dtype."""
     if not path.is_file():
         raise StoreCorrupt(f"{path.name} is missing")
-    return read_factors(path)
+    return read_factors(path, dtype)

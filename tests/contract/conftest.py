@@ -10,7 +10,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from node.broker import Broker, start_broker
+from node.runs import RunBus
 from tests.contract.brokers import Hub, memory_hub, nats_hub
+from tests.contract.outages import SPEC, ModelPlace, Place, ServerPlace
 from tests.contract.stores import WORLDS, World
 
 
@@ -44,3 +46,20 @@ async def hub(request: pytest.FixtureRequest) -> AsyncIterator[Hub]:
     hub = memory_hub() if request.param == "memory" else nats_hub(request.getfixturevalue("nats_server"))
     yield hub
     await hub.close()
+
+
+@pytest.fixture(params=["memory", "nats"])
+async def place(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Place]:
+    with memory_directory(tmp_path_factory) as directory:
+        place: Place = ModelPlace() if request.param == "memory" else ServerPlace(directory / "broker")
+        yield place
+        await place.close()
+
+
+@pytest.fixture
+async def bus(place: Place) -> RunBus:
+    bus = await place.bus()
+    await bus.create_run(SPEC)
+    return bus

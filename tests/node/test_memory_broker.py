@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from node.memory_broker import MemoryKeys, MemoryQueue
+from node.memory_keys import MemoryKeys
+from node.memory_queue import MemoryQueue
 from protocol.errors import WrongRevision
 from protocol.limits import DEDUPE_WINDOW_S
 from protocol.ports import Entry, Write

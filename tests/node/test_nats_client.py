@@ -19,7 +19,8 @@ from nats.protocol.parser import Parser
 
 from node.broker import Broker, start_broker
 from node.broker_config import BrokerOptions
-from node.nats_client import HardenedClient, jittered_backoff, message_bytes
+from node.bus_rules import message_bytes
+from node.nats_client import HardenedClient, jittered_backoff
 from tests.node.sites import fake_server
 
 BOTH = pytest.mark.parametrize("kind", [Client, HardenedClient])

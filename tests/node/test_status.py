@@ -98,7 +98,7 @@ async def test_books_of_all_learners_and_queues_are_added_up(bus: NatsBus):
     assert status_lines(await read_status(bus, RUN)) == [
         f"run {RUN}: version 5 of 8, finished",
         "groups: 30 issued = 20 trained + 4 dropped (1 no_signal, 3 too_stale) + 2 dead + 2 in flight, "
-        + "and 2 not accounted for",
+         "and 2 not accounted for",
         "in flight: task 1, rollout 0, verified 1",
         "peers: nobody",
     ]

@@ -28,6 +28,8 @@ def a_manifest(**changes: Any) -> Manifest:
         "clock": a_clock(**{"learner-1": 3}),
         "count": 3,
         "weight": 1.5,
+        "version": 4.5,
+        "step_norm": 0.25,
         "policy_digest": HASH,
         "groups": ("learner-1.0", "learner-1.1"),
         "dropped": {"learner-1.2": "stale"},
@@ -51,6 +53,8 @@ TAMPERED: dict[str, Any] = {
     "clock": {"learner-1": 4},
     "count": 4,
     "weight": 1.25,
+    "version": 4.25,
+    "step_norm": 0.125,
     "policy_digest": "1" * 64,
     "groups": ["learner-1.0"],
     "dropped": {},
@@ -190,7 +194,7 @@ def test_the_canonical_form_is_frozen():
     manifest = Manifest(path="a/genesis", kind=EntryKind.GENESIS, run="a", author="b", files=(), weight=4e-5)
     assert manifest.canonical() == (
         b'{"author":"b","clock":{},"count":0,"dropped":{},"extra":{},"files":[],"groups":[],"kind":"genesis",'
-        b'"path":"a/genesis","policy_digest":"","run":"a","signer":"","weight":4e-05}'
+        b'"path":"a/genesis","policy_digest":"","run":"a","signer":"","step_norm":0.0,"version":0.0,"weight":4e-05}'
     )
 
 

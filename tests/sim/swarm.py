@@ -8,33 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from node.entry_cache import EntryCache
-from node.memory_broker import MemoryBroker, MemoryRun
-from node.memory_bus import MemoryBus
+from node.memory_broker import MemoryBroker
 from node.memory_store import Faults, MemoryBucket, MemoryStore, no_faults
 from node.node import Node, Part
 from node.presence import Presence
 from node.virtual_time import VirtualClock
 from protocol.clock import VectorClock
-from protocol.codec import decode_as
-from protocol.errors import BrokerAbsent
 from protocol.identity import Identity
-from protocol.messages import RolloutGroup
-from protocol.ports import Clock, Write
+from protocol.ports import Clock
 from protocol.runspec import RunSpec
-from protocol.subjects import Bucket, Queue
-from roles.learner.fake_policy import SHAPES, FakePolicy
+from roles.learner.fake_policy import FakePolicy
 from roles.learner.learner import Learner
-from roles.policy.compose import Factors, factors_digest
 from roles.ring import Ring, cancelled
-from roles.sampler.fake_engine import FakeEngine
 from roles.sampler.sampler import Sampler
 from roles.tasks.prompts import Prompt
 from roles.tasks.taskset import Row, TaskSet
@@ -42,13 +35,11 @@ from roles.verifier.checks import Rules
 from roles.verifier.rewards.scorer import Scorer
 from roles.verifier.verifier import TextDecoder, Verifier
 from tests.build import a_runspec
-
-T = TypeVar("T")
+from tests.sim.site import Seen, SeenEngine, SimBus, Site
+from tests.sim.watch import HeadWatch
 
 EOS_ID = 2
 VOCAB = 7
-STEP_S = 0.2
-"""What a learner's heavy work takes."""
 
 
 def a_small_run(seed: int = 0, **changes: dict[str, Any]) -> RunSpec:
@@ -83,71 +74,23 @@ class Parity:
 
 
 @dataclass
-class Seen:
-    """What an observer saw that no role tells."""
-
-    clocks: dict[str, set[VectorClock]] = field(default_factory=dict)
-    """Clocks under which copies of a group were sampled, by group id."""
-    digests: dict[str, set[str]] = field(default_factory=dict)
-    """Digests of the weights that engines got under a name."""
-
-
-class SimBus(MemoryBus):
-    """One node's bus, with an observer and faults on demand."""
-
-    def __init__(self, world: World, node: str) -> None:
-        super().__init__(world.broker, world.spec.name, node=node)
-        self._world = world
-        self.before_commit: Callable[[Sequence[Write]], Awaitable[None]] | None = None
-        """Awaited before a commit is sent; one that never returns is a commit that never happens."""
-
-    async def ask(self, effect: Callable[[MemoryRun], T]) -> T:
-        """One request, unless the broker is away."""
-        await asyncio.sleep(0)
-        if self._world.broker_is_away:
-            raise BrokerAbsent("the broker is away")
-        return await super().ask(effect)
-
-    async def publish(self, queue: Queue, data: bytes, message_id: str) -> None:
-        """Store a message."""
-        if queue is Queue.ROLLOUT:
-            group = decode_as(data, RolloutGroup)
-            self._world.seen.clocks.setdefault(group.group_id, set()).add(group.clock)
-        await super().publish(queue, data, message_id)
-
-    async def commit(self, bucket: Bucket, writes: Sequence[Write]) -> int:
-        """All writes or none."""
-        if self.before_commit is not None:
-            await self.before_commit(writes)
-        return await super().commit(bucket, writes)
-
-
-class SeenEngine(FakeEngine):
-    """A FakeEngine that shows what it was given."""
-
-    def __init__(self, world: World, **settings: Any) -> None:
-        shapes: Factors = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
-        super().__init__(shapes, world.clock, eos_ids=(EOS_ID,), vocab_size=VOCAB, **settings)
-        self._world = world
-
-    async def load_policy(self, name: str, factors: Factors, *, newest: bool) -> None:
-        """Check and remember a policy."""
-        self._world.seen.digests.setdefault(name, set()).add(factors_digest(factors))
-        await super().load_policy(name, factors, newest=newest)
-
-
-@dataclass
 class Peer:
     """One running node."""
 
     name: str
-    bus: SimBus
+    role: str
+    site: Site
     stop: asyncio.Event
     work: asyncio.Task[None]
 
+    @property
+    def bus(self) -> SimBus:
+        """Its way to the broker."""
+        return self.site.bus
+
     async def crash(self) -> None:
         """Kill -9: from now on nothing of this node reaches anybody."""
-        await self.bus.close()
+        self.site.kill()
         await cancelled(self.work)
 
     async def drain(self) -> None:
@@ -166,6 +109,7 @@ class World:
         self.clock: Clock = VirtualClock()
         self.broker = MemoryBroker(self.clock)
         self.bucket = MemoryBucket()
+        self.watch = HeadWatch(self.bucket)
         self.seen = Seen()
         self.tasks = tasks or some_tasks()
         self.broker_is_away = False
@@ -181,7 +125,8 @@ class World:
 
     async def create(self) -> None:
         """Create the run."""
-        await SimBus(self, "creator").create_run(self.spec)
+        await SimBus(self.broker, self.spec.name, "creator", self.seen, lambda: False).create_run(self.spec)
+        self.broker.audience(self.spec.name).announcements.append(self.watch)
 
     async def restart_broker(self, away_s: float) -> None:
         """Nobody reaches the broker for a while; then it has forgotten what it may forget."""
@@ -191,19 +136,23 @@ class World:
             queue.forget_ids()
         self.broker_is_away = False
 
+    def bus(self, name: str) -> SimBus:
+        """One more node's way to the broker."""
+        return SimBus(self.broker, self.spec.name, name, self.seen, lambda: self.broker_is_away)
+
     def learner(self, name: str = "learner-1", *, identity: Identity | None = None) -> Peer:
         """Start a learner, with the key that belongs to its name unless another ``identity`` is given."""
 
-        def part(ring: Ring, store: MemoryStore) -> Part:
+        def part(ring: Ring, site: Site) -> Part:
             policy = FakePolicy()
             self.policies.append(policy)
             train, held_out = (self._prompts(rows) for rows in (self.tasks.train, self.tasks.held_out))
             learner = Learner(
                 ring,
-                store,
+                site.store,
                 policy,
-                offload=self._offload,
-                aside=self._offload,
+                offload=site.offload,
+                aside=site.offload,
                 train=train,
                 held_out=held_out,
             )
@@ -221,9 +170,10 @@ class World:
     def sampler(self, name: str, **engine: Any) -> Peer:
         """Start a sampler; ``engine`` are a FakeEngine's settings."""
 
-        def part(ring: Ring, store: MemoryStore) -> Part:
-            fake = SeenEngine(self, **({"seconds_per_token": 0.05} | engine))
-            sampler = Sampler(ring, store, fake, self._offload)
+        def part(ring: Ring, site: Site) -> Part:
+            settings = {"eos_ids": (EOS_ID,), "vocab_size": VOCAB, "seconds_per_token": 0.05}
+            fake = SeenEngine(self.seen, site.clock, **(settings | engine))
+            sampler = Sampler(ring, site.store, fake, site.offload)
             return Part("sampler", sampler.run, lambda: sampler.clock, lambda: sampler.busy, fake.close)
 
         return self._start(name, "sampler", part)
@@ -231,7 +181,7 @@ class World:
     def verifier(self, name: str = "verifier-1") -> Peer:
         """Start a verifier."""
 
-        def part(ring: Ring, _store: MemoryStore) -> Part:
+        def part(ring: Ring, _site: Site) -> Part:
             rules = Rules(frozenset({EOS_ID}), VOCAB, self.tasks, self._as_the_verifier_reads_it)
             verifier = Verifier(ring, rules, self.decoder, Scorer(self.spec.rewards))
             return Part("verifier", verifier.run, VectorClock, lambda: verifier.busy, _nothing)
@@ -248,23 +198,25 @@ class World:
         self,
         name: str,
         role: str,
-        part: Callable[[Ring, MemoryStore], Part],
+        part: Callable[[Ring, Site], Part],
         identity: Identity | None = None,
     ) -> Peer:
-        bus, store = SimBus(self, name), self.store()
+        site = self._site(name)
         identity = identity or Identity.deterministic(name)
         self._started += 1
         numbers = itertools.count()
         process = self._started
-        ring = Ring(bus, identity, self.spec, role, self.clock, lambda: f"{name}-{process}-{next(numbers)}")
-        presence = Presence(Ring(bus, identity, self.spec, "node", self.clock), (role,), {})
+        ring = Ring(
+            site.bus, identity, self.spec, role, site.clock, lambda: f"{name}-{process}-{next(numbers)}"
+        )
+        presence = Presence(Ring(site.bus, identity, self.spec, "node", site.clock), (role,), {})
         stop = asyncio.Event()
-        node = Node(ring, presence, [part(ring, store)])
-        return Peer(name, bus, stop, asyncio.create_task(node.run(stop), name=name))
+        node = Node(ring, presence, [part(ring, site)])
+        return Peer(name, role, site, stop, asyncio.create_task(node.run(stop), name=name))
 
-    async def _offload(self, work: Callable[[], T]) -> T:
-        await self.clock.sleep(STEP_S)
-        return work()
+    def _site(self, name: str) -> Site:
+        """What one more process stands on."""
+        return Site(self.bus(name), self.store(), self.clock)
 
     def _as_the_verifier_reads_it(self, row: Row) -> list[int]:
         return [] if row.prompt in self.misread else prompt_token_ids(row)

@@ -55,9 +55,13 @@ async def from_store(dtype: Any, store: str, cache: str, genesis: str, heads: Se
     return (await policies.at(await policies.read_heads())).digest
 
 
-if __name__ == "__main__":
-    how, *arguments = sys.argv[1:]
+def main(how: str, *arguments: str) -> str:
+    """What to print."""
     if how == "files":
-        print(from_files(arguments[0], arguments[1], arguments[2:]))
-    else:
-        print(asyncio.run(from_store(*arguments[:4], arguments[4:])))
+        return from_files(arguments[0], arguments[1], arguments[2:])
+    dtype, store, cache, genesis, *heads = arguments
+    return asyncio.run(from_store(dtype, store, cache, genesis, heads))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(main(*sys.argv[1:]) + "\n")

@@ -51,8 +51,7 @@ class Desk:
 
     def lose_everything(self) -> None:
         """The broker's disk is gone."""
-        for key in (KEY, *self.keys.below("done")):
-            self.keys.delete(key)
+        self.keys.lose()
 
     def restore(self, head: Head, *groups: str) -> None:
         """What ``recover`` writes of a learner, at revisions that nobody has seen."""

@@ -8,12 +8,16 @@ from math import fsum
 import numpy as np
 import pytest
 
+from protocol.runspec import LearnerSpec
 from roles.learner.fake_policy import FakePolicy
 from roles.learner.register import Published, Register
+from roles.policy.bfloat16 import rounded
 from roles.policy.compose import Factors, compose, factors_digest
+from roles.policy.norm_bound import Step
 from tests.build import a_clock
 
 GENESIS = FakePolicy().genesis(0)
+ROUNDED = LearnerSpec(update_dtype="bfloat16")
 
 
 def moved(factors: Factors, seed: int) -> Factors:
@@ -114,3 +118,113 @@ def test_the_count_of_a_peer_never_decreases():
     with pytest.raises(ValueError, match="the count of b never decreases"):
         register.merge("b", peer[0].update, 1, 1.0, register.base)
     assert register.clock == a_clock(b=2)
+
+
+def test_an_update_records_the_norm_of_its_step_at_weight_one():
+    register = Register("a", GENESIS)
+    for weight in (1.0, 0.25):
+        goal = {name: tensor + np.float32(2.0) for name, tensor in register.base.items()}
+        published = register.publish(goal, weight)
+        assert published.step_norm == pytest.approx(2.0 * 32**0.5, rel=1e-5)
+    assert published.step == Step(published.step_norm, 1.25)
+
+
+def test_the_norm_of_a_step_that_is_not_finite_is_not_finite():
+    goal = {name: np.full_like(tensor, np.nan) for name, tensor in GENESIS.items()}
+    assert not np.isfinite(Register("a", GENESIS).publish(goal, 1.0).step_norm)
+    huge = {name: np.full_like(tensor, 3.4e38) for name, tensor in GENESIS.items()}
+    assert not np.isfinite(Register("a", GENESIS, ROUNDED).publish(huge, 1.0).step_norm)
+
+
+def test_what_merged_updates_record_of_their_steps_is_known_of_the_newest():
+    register, peer = Register("a", GENESIS), trained(Register("b", GENESIS), 2)
+    for count, update in enumerate(peer, 1):
+        register.merge("b", update.update, count, float(count), register.base, update.step)
+    assert register.peers_steps == [peer[1].step]
+
+
+# --- updates that are stored as bfloat16 ---------------------------------------------------------
+
+
+def small_steps(settings: LearnerSpec, steps: int = 1000) -> tuple[Register, Factors]:
+    """A register after many steps that are small beside what was published before, and their exact sum."""
+    register = Register("a", GENESIS, settings)
+    first = register.publish({name: tensor + np.float32(1.0) for name, tensor in GENESIS.items()}, 1.0)
+    exact = {name: tensor.astype(np.float64) for name, tensor in first.update.items()}
+    generator = np.random.default_rng(0)
+    for _ in range(steps):
+        before = register.base
+        goal = {k: t + generator.uniform(0, 2e-4, t.shape).astype(np.float32) for k, t in before.items()}
+        register.publish(goal, 0.5)
+        exact = {k: t + 0.5 * (goal[k].astype(np.float64) - before[k]) for k, t in exact.items()}
+    return register, exact
+
+
+def test_feeding_the_error_back_keeps_a_thousand_small_steps_within_one_rounding():
+    """Rounding to bfloat16 takes up to 2^-8 of a number near 1: more than any of these steps."""
+    register, exact = small_steps(ROUNDED)
+    published = register.publish(register.base, 1.0).update
+    for name, tensor in exact.items():
+        moved = tensor - published[name]
+        assert np.abs(moved).max() <= 2**-8 * np.abs(tensor).max()
+        assert (tensor > 1.04).all()
+
+
+def test_rounding_without_feeding_back_would_lose_them(monkeypatch: pytest.MonkeyPatch):
+    publish = Register.publish
+
+    def forgetful(register: Register, factors: Factors, weight: float) -> Published:
+        register.residual = {}
+        return publish(register, factors, weight)
+
+    monkeypatch.setattr(Register, "publish", forgetful)
+    register, exact = small_steps(ROUNDED)
+    published = register.publish(register.base, 1.0).update
+    for name, tensor in exact.items():
+        assert np.abs(published[name] - 1.0).max() < 2**-8, "nothing moved at all"
+        assert np.abs(tensor - published[name]).min() > 2**-8 * np.abs(tensor).max()
+
+
+def test_a_rounded_update_is_what_is_trained_on_and_composed():
+    register = Register("a", GENESIS, ROUNDED)
+    for update in trained(register, 3):
+        for tensor in update.update.values():
+            np.testing.assert_array_equal(rounded(tensor), tensor)
+        assert update.digest == factors_digest(compose(GENESIS, {"a": update.update}))
+        assert update.dtype == "bfloat16"
+        assert register.residual
+
+
+def test_a_residual_that_is_put_back_continues_to_the_same_bytes_and_without_it_loses_one_rounding():
+    whole = Register("a", GENESIS, ROUNDED)
+    last = trained(whole, 3)[-1]
+    resumed, poorer = Register("a", GENESIS, ROUNDED), Register("a", GENESIS, ROUNDED)
+    for register in (resumed, poorer):
+        register.resume(last.update, 3, last.own_weight)
+        assert register.residual == {}
+    resumed.residual = whole.residual
+    expected, same, other = (trained(register, 1, seed=9)[0] for register in (whole, resumed, poorer))
+    assert same.digest == expected.digest
+    for name, tensor in expected.update.items():
+        np.testing.assert_allclose(other.update[name], tensor, rtol=2**-7, atol=2**-7)
+
+
+def test_a_residual_of_other_factors_is_refused():
+    with pytest.raises(ValueError, match="not a residual of this run"):
+        Register("a", GENESIS, ROUNDED).residual = {"other": np.zeros(1, np.float32)}
+
+
+def test_a_copy_keeps_its_own_residual():
+    register = Register("a", GENESIS, ROUNDED)
+    trained(register, 1)
+    twin, before = register.copy(), register.residual
+    trained(register, 1, seed=5)
+    assert twin.residual is before
+    assert register.residual is not before
+
+
+def test_a_float32_register_has_no_residual():
+    register = Register("a", GENESIS)
+    trained(register, 1)
+    register.residual = register.base
+    assert register.residual == {}

@@ -16,6 +16,7 @@ from protocol.manifest import EntryKind
 from protocol.subjects import Bucket, head_key
 from roles.policy.chains import PREVIOUS
 from roles.policy.compose import UPDATE_FILE, Factors, compose, factors_digest
+from roles.policy.norm_bound import step_norm
 from roles.policy.peft_export import factors_bytes
 from roles.policy.policies import Policies
 from tests.build import a_clock, an_identity
@@ -111,9 +112,9 @@ async def test_a_policy_with_another_digest_than_its_authors_is_refused(tmp_path
     ground, genesis, policies = await begin(tmp_path)
     files = {UPDATE_FILE: factors_bytes(an_update(genesis, 1))}
     clock = a_clock(**{"learner-1": 1})
-    await ground.publish(
-        "test/updates/learner-1/1-x", EntryKind.UPDATE, files, count=1, clock=clock, policy_digest="another"
-    )
+    fields = {"count": 1, "clock": clock, "weight": 1.0, "policy_digest": "another"}
+    norm = step_norm(an_update(genesis, 1), None, 1.0)
+    await ground.publish("test/updates/learner-1/1-x", EntryKind.UPDATE, files, **fields, step_norm=norm)
     with pytest.raises(StoreCorrupt, match="another digest than its author's"):
         await policies.at(clock)
 

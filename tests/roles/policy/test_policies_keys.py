@@ -18,6 +18,7 @@ from protocol.messages import Head
 from protocol.subjects import Bucket, head_key
 from roles.policy.compose import UPDATE_FILE, Factors
 from roles.policy.follower import POLL_S, PolicyFollower
+from roles.policy.norm_bound import step_norm
 from roles.policy.peft_export import factors_bytes
 from roles.policy.policies import Policies, PolicyVersion
 from tests.build import a_clock, an_identity
@@ -61,6 +62,7 @@ async def publish_update(ground: Ground, genesis: Factors, path: str, signer: Id
         author="learner-1",
         count=1,
         weight=1.0,
+        step_norm=step_norm(an_update(genesis, 1), None, 1.0),
         files=Manifest.describe(files),
     )
     await ground.store().publish(manifest.signed(signer), files)
