@@ -26,6 +26,7 @@ from node.settings import ENV_TOKEN, Environment, child_environment
 from node.status import read_status
 from node.stores import open_store
 from node.swarm import Swarm, open_swarm, peers_for
+from node.system_clock import SystemClock
 from protocol.codec import decode
 from protocol.manifest import Manifest
 from protocol.messages import DeadLetter
@@ -75,7 +76,7 @@ class Wreck:
     async def freeze(self, name: str) -> None:
         """Stopped for longer than the broker waits: its work goes to others, and it does not know."""
         self.swarm.signal(name, signal.SIGSTOP)
-        await asyncio.sleep(2 * self.ack_wait_s)
+        await SystemClock().sleep(2 * self.ack_wait_s)  # no event: it is the silence that counts
         self.swarm.signal(name, signal.SIGCONT)
 
     async def restart_broker(self) -> None:
@@ -84,7 +85,7 @@ class Wreck:
 
     async def deny_writing(self) -> None:
         async with read_only(self.directory / "store"):
-            await asyncio.sleep(self.ack_wait_s)
+            await SystemClock().sleep(self.ack_wait_s)
 
     async def lose_disk(self) -> None:
         """The broker's disk is gone; all that is done about it is one command."""

@@ -95,10 +95,11 @@ async def test_books_of_all_learners_and_queues_are_added_up(bus: NatsBus):
     await bus.publish(Queue.VERIFIED, b"x", "2")
     await bus.publish(Queue.EVAL_TASK, b"x", "3")  # evaluation is not training
     await bus.put(Bucket.RUN, FINISHED_KEY, b"1")
+    books = "groups: 30 issued = 20 trained + 4 dropped (1 no_signal, 3 too_stale) + 2 dead + 2 in flight"
+    books += ", and 2 not accounted for"
     assert status_lines(await read_status(bus, RUN)) == [
         f"run {RUN}: version 5 of 8, finished",
-        "groups: 30 issued = 20 trained + 4 dropped (1 no_signal, 3 too_stale) + 2 dead + 2 in flight, "
-         "and 2 not accounted for",
+        books,
         "in flight: task 1, rollout 0, verified 1",
         "peers: nobody",
     ]

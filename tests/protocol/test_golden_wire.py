@@ -110,6 +110,7 @@ def _states() -> list[Message]:
         policy_digest="ab" * 32,
         nonce="c0ffee",
         cursor=42,
+        floor=40,
         groups_trained=180,
         groups_dropped={"stale": 3},
     )
@@ -122,6 +123,7 @@ def _states() -> list[Message]:
         started_at=1764547200.25,
         clock=CLOCK,
         busy=2,
+        needs=(CLOCK,),
         detail={"engine": "transformers"},
     )
     dead = DeadLetter(

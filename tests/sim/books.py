@@ -175,4 +175,4 @@ def check_composition(world: World, books: Books) -> None:
                 for learner, count in update.clock
             }
             says = f"update {update.count} of {update.author} says other bytes of {update.clock}"
-            assert composed(genesis, parts) == update.policy_digest, f"{says}: the same clock with different bytes"
+            assert composed(genesis, parts) == update.policy_digest, f"{says}: same clock, different bytes"

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from node.nats_link import CONNECTED_WAIT_S, READ_S, REQUEST_S
 from protocol.errors import BrokerAbsent, GrpoError, UnknownOutcome
@@ -53,7 +53,7 @@ class Line:
         self._loop = asyncio.get_running_loop()
         self._connected = asyncio.Event()
         self._connected.set()
-        self._waiting: dict[asyncio.Future[object], None] = {}
+        self._waiting: dict[asyncio.Future[Any], None] = {}
         self._held: list[Callable[[], None]] = []
         self._free_at = {"up": 0.0, "down": 0.0}
         self._epoch = 0
@@ -73,7 +73,7 @@ class Line:
         answers."""
         await self._until_connected()
         answer: asyncio.Future[T] = self._loop.create_future()
-        self._waiting[answer] = None  # type: ignore[index]
+        self._waiting[answer] = None
         timer = self._loop.call_later(timeout_s, self._give_up, answer, timeout_s)
         self._request(effect, answer)
         try:
@@ -83,7 +83,7 @@ class Line:
             raise
         finally:
             timer.cancel()
-            self._waiting.pop(answer, None)  # type: ignore[call-overload]
+            self._waiting.pop(answer, None)
         await self._clock.thawed()
         return result
 

@@ -1,4 +1,4 @@
-"""What one seed brings: the run, who plays in it, how likely each small fault is, and when the large ones come.
+"""What one seed brings: the run, who plays in it, how likely small faults are, and when the large ones come.
 
 Everything follows from the seed and is decided before the first message is sent.
 """

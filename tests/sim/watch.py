@@ -81,9 +81,8 @@ class HeadWatch(Feed[Entry]):
 def composed(genesis: Factors, updates: dict[str, Factors]) -> str:
     """Digest of a policy by the definition, without the code that the peers use."""
     total = {name: tensor.astype(np.float32) for name, tensor in genesis.items()}
-    for name in total:
-        for learner in sorted(updates):
-            total[name] = total[name] + updates[learner][name].astype(np.float32)
+    for learner in sorted(updates):
+        total = {name: tensor + updates[learner][name].astype(np.float32) for name, tensor in total.items()}
     return factors_digest(total)
 
 
