@@ -87,11 +87,11 @@ class MemoryBroker:
         self._audiences: defaultdict[str, Audience] = defaultdict(Audience)
         self._lives = 0
 
-    def create(self, spec: RunSpec, queue_messages_max: int, first_revision: int | None = None) -> None:
+    def create(self, spec: RunSpec, queue_messages_max: int) -> None:
         """Create a run, or bring its settings up to date and keep what it holds."""
         run = self._runs.get(spec.name)
         if run is None:
-            first = first_revision or self._lives * LIFE + 1
+            first = self._lives * LIFE + 1
             run = MemoryRun(self.clock, spec, queue_messages_max, self.audience(spec.name), first)
             self._runs[spec.name] = run
         for queue in run.queues.values():

@@ -22,7 +22,7 @@ from node.bus_checks import (
     check_write,
 )
 from node.feed import Feed
-from node.memory_broker import MemoryBroker, MemoryRun, NoSuchRun
+from node.memory_broker import Audience, MemoryBroker, MemoryRun, NoSuchRun
 from node.memory_consumer import MemoryConsumer
 from node.memory_keys import PAYLOAD_BYTES_MAX
 from protocol.errors import BrokerAbsent, BusError, MessageTooLarge
@@ -52,6 +52,10 @@ class MemoryBus:
             raise BrokerAbsent("this node has left the broker")
         return effect(self._broker.run(self._run))
 
+    async def look(self, effect: Callable[[MemoryRun], T]) -> T:
+        """One request that changes nothing, which a bus may repeat."""
+        return await self.ask(effect)
+
     @property
     def connected(self) -> bool:
         """Whether the broker can be spoken to right now; messages arrive only then."""
@@ -66,19 +70,13 @@ class MemoryBus:
         for consumer in self._consumers:
             consumer.renew()
 
-    async def create_run(
-        self,
-        spec: RunSpec,
-        *,
-        queue_messages_max: int = QUEUE_MESSAGES_MAX,
-        first_revision: int | None = None,
-    ) -> None:
-        """Create the run; again is harmless. A new run's revisions begin at ``first_revision``, or later than
-        in any earlier life of the run. Raises BusError."""
+    async def create_run(self, spec: RunSpec, *, queue_messages_max: int = QUEUE_MESSAGES_MAX) -> None:
+        """Create the run; again is harmless. A new run's revisions are later than in any earlier
+        life of it. Raises BusError."""
         assert spec.name == self._run
         with suppress(NoSuchRun):
             await self.ask(lambda _: None)
-        self._broker.create(spec, queue_messages_max, first_revision)
+        self._broker.create(spec, queue_messages_max)
 
     async def exists(self) -> bool:
         """Whether the run was created. Raises BrokerAbsent."""
@@ -96,25 +94,25 @@ class MemoryBus:
     async def consume(self, queue: Queue, credit: int) -> MemoryConsumer:
         """Take part in a queue."""
         check_credit(credit)
-        ack_wait_s = await self.ask(lambda run: run.queues[queue].ack_wait_s)
+        ack_wait_s = await self.look(lambda run: run.queues[queue].ack_wait_s)
         audience = self._broker.audience(self._run)
-        consumer = MemoryConsumer(self, self._broker.clock, audience, queue, credit, ack_wait_s)
+        consumer = self._consumer(audience, queue, credit, ack_wait_s)
         self._consumers.append(consumer)
         return consumer
 
     async def depth(self, queue: Queue) -> QueueDepth:
         """Messages in a queue."""
-        return await self.ask(lambda run: run.queues[queue].depth())
+        return await self.look(lambda run: run.queues[queue].depth())
 
     async def get(self, bucket: Bucket, key: str) -> Entry | None:
         """Newest value of a key, or None."""
         check_key(key)
-        return await self.ask(lambda run: run.buckets[bucket].get(key))
+        return await self.look(lambda run: run.buckets[bucket].get(key))
 
     async def list(self, bucket: Bucket, prefix: str) -> dict[str, Entry]:
         """All live keys below ``prefix``, sorted."""
         check_prefix(prefix)
-        return await self.ask(lambda run: run.buckets[bucket].below(prefix))
+        return await self.look(lambda run: run.buckets[bucket].below(prefix))
 
     async def put(
         self, bucket: Bucket, key: str, value: bytes, *, expected: int | None = None, ttl_s: int | None = None
@@ -136,7 +134,7 @@ class MemoryBus:
 
     def announcements(self) -> AsyncIterator[Entry]:
         """Heads as they are committed, from now on."""
-        feed: Feed[Entry] = Feed()
+        feed = self._feed()
         self._broker.audience(self._run).announcements.append(feed)
         self._feeds.append(feed)
         if self._closed:
@@ -176,7 +174,13 @@ class MemoryBus:
 
     async def dead_letters(self) -> Sequence[bytes]:
         """All dead letters, oldest first."""
-        return await self.ask(lambda run: tuple(run.dead))
+        return await self.look(lambda run: tuple(run.dead))
+
+    def _consumer(self, audience: Audience, queue: Queue, credit: int, ack_wait_s: float) -> MemoryConsumer:
+        return MemoryConsumer(self, self._broker.clock, audience, queue, credit, ack_wait_s)
+
+    def _feed(self) -> Feed[Entry]:
+        return Feed()
 
     async def close(self) -> None:
         """Leave: what was not handed out goes to others at once, what was not settled after ack_wait."""

@@ -56,17 +56,11 @@ class NatsBus:
         await self._link.subscribe(self._names.announce_subject("*"), self._on_announcement)
         return self
 
-    async def create_run(
-        self,
-        spec: RunSpec,
-        *,
-        queue_messages_max: int = QUEUE_MESSAGES_MAX,
-        first_revision: int | None = None,
-    ) -> None:
-        """Create what the run needs on the broker; again is harmless. A new run's revisions begin at
-        ``first_revision``, or later than in any earlier life of the run. Raises OperatorError, BusError."""
+    async def create_run(self, spec: RunSpec, *, queue_messages_max: int = QUEUE_MESSAGES_MAX) -> None:
+        """Create what the run needs on the broker; again is harmless. A new run's revisions are
+        later than in any earlier life of it. Raises OperatorError, BusError."""
         assert spec.name == self._names.run
-        await create_streams(self._link, spec, queue_messages_max, first_revision)
+        await create_streams(self._link, spec, queue_messages_max)
 
     async def exists(self) -> bool:
         """Whether the run was created on this broker. Raises BrokerAbsent."""

@@ -29,19 +29,15 @@ WAITING_MAX = 4096
 _ALREADY_DIFFERENT = "(10058)"
 
 
-def stream_configs(
-    names: Names, queue_messages_max: int = QUEUE_MESSAGES_MAX, first_revision: int | None = None
-) -> list[dict[str, Any]]:
+def stream_configs(names: Names, queue_messages_max: int = QUEUE_MESSAGES_MAX) -> list[dict[str, Any]]:
     """Every stream of a run. Unlisted settings are the server's defaults.
 
     Sequences begin later than in any earlier life of the run on a broker that has lost its disk since: old
     acknowledgements, revisions and read positions name messages by sequence, and must not meet new ones.
     """
     first_sequence = time.time_ns() // 1000
-    if first_revision is None:
-        first_revision = first_sequence
     streams = [_queue(names, queue, queue_messages_max, first_sequence) for queue in Queue]
-    streams += [_bucket(names, bucket, first_revision) for bucket in Bucket]
+    streams += [_bucket(names, bucket, first_sequence) for bucket in Bucket]
     streams += [
         _kept(names.dead_stream, names.dead_subject, DEAD_AGE_S, DEAD_BYTES_KEPT),
         _kept(names.event_stream, names.event_subject("*", "*"), EVENT_AGE_S, EVENT_BYTES_KEPT)
@@ -71,12 +67,10 @@ def consumer_config(names: Names, queue: Queue, ack_wait_s: float) -> dict[str, 
     }
 
 
-async def create_streams(
-    link: Link, spec: RunSpec, queue_messages_max: int, first_revision: int | None = None
-) -> None:
+async def create_streams(link: Link, spec: RunSpec, queue_messages_max: int) -> None:
     """Create or bring up to date all that ``spec`` needs. Raises OperatorError, BusError."""
     names = Names(spec.name)
-    configs = stream_configs(names, queue_messages_max, first_revision)
+    configs = stream_configs(names, queue_messages_max)
     try:
         await asyncio.gather(*(_create(link, config) for config in configs))
         await asyncio.gather(
@@ -117,7 +111,7 @@ def _queue(names: Names, queue: Queue, messages_max: int, first_sequence: int) -
     }
 
 
-def _bucket(names: Names, bucket: Bucket, first_revision: int) -> dict[str, Any]:
+def _bucket(names: Names, bucket: Bucket, first_sequence: int) -> dict[str, Any]:
     config: dict[str, Any] = {
         "name": names.kv_stream(bucket),
         "subjects": [names.kv_subject(bucket, ">")],
@@ -128,7 +122,7 @@ def _bucket(names: Names, bucket: Bucket, first_revision: int) -> dict[str, Any]
         "allow_rollup_hdrs": True,
         "allow_atomic": True,
         "allow_msg_ttl": True,
-        "first_seq": first_revision,
+        "first_seq": first_sequence,
     }
     if bucket is Bucket.POLICY:
         config["republish"] = {

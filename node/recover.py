@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -18,20 +17,20 @@ from pathlib import Path
 
 import structlog
 
-from node.runs import RunBus, check_same, create_run
-from node.stores import create_store, open_store
+from node.run_bus import RunBus, find_run
+from node.runs import RunLost, check_same, create_run
+from node.stores import open_store
 from protocol.codec import decode, encode
 from protocol.errors import OperatorError, StoreCorrupt, StoreNotFound, WrongRevision
 from protocol.identity import Identity
-from protocol.limits import BATCH_WRITES_MAX, DONE_TTL_S
+from protocol.limits import BATCH_WRITES_MAX
 from protocol.manifest import Manifest
 from protocol.messages import Head, RunState
-from protocol.ports import AdapterStore, Bus, Write
+from protocol.ports import AdapterStore, Bus
 from protocol.runspec import RunSpec
-from protocol.subjects import GENESIS_KEY, SPEC_KEY, Bucket, cursor_key, done_key, head_key
-from roles.learner.checkpoint import DONE
-from roles.learner.commit import done_value
-from roles.learner.outstanding import Cursor
+from protocol.subjects import DONE, GENESIS_KEY, SPEC_KEY, Bucket, cursor_key, done_key, head_key
+from roles.learner.commit import done_write
+from roles.learner.outstanding import Cursor, task_of
 from roles.learner.update_entry import GENESIS_DIGEST, HEAD_FILE
 from roles.policy.chains import Chains, committed_chains
 
@@ -56,20 +55,10 @@ class Recovered:
     uncertain: list[str]
     """Uploads that contradict each other: none was taken; a living author commits its own again."""
 
-    def as_dict(self) -> dict[str, object]:
-        """For ``--json``."""
-        return asdict(self)
 
-
-async def recover_run(
-    bus: RunBus, store: AdapterStore, run: str, identity: Identity, first_revision: int
-) -> Recovered:
-    """Rebuild ``run``. Revisions begin at ``first_revision``, which must exceed those of its earlier life:
-    living learners know the broker's old ones.
-
-    Raises OperatorError if the broker has the run already, or the bucket does not.
-    """
-    if await bus.exists() and await bus.get(Bucket.RUN, SPEC_KEY) is not None:
+async def recover_run(bus: RunBus, store: AdapterStore, run: str, identity: Identity) -> Recovered:
+    """Rebuild ``run``. Raises OperatorError if the broker has it already, or the bucket has not."""
+    if await find_run(bus) is not None:
         raise OperatorError(
             f"this broker holds run {run!r}; nothing was changed: recover is for one that lost it"
         )
@@ -78,7 +67,7 @@ async def recover_run(
     frames = {learner: await _head(store, chain) for learner, chain in chains.updates.items() if chain}
     heads = {learner: decode(frame).expect(Head) for learner, frame in frames.items()}
     genesis = await _claimed_genesis(store, run, chains)
-    await bus.create_run(spec, first_revision=first_revision)
+    await bus.create_run(spec)
     await _restore_done(bus, chains)
     for learner, frame in frames.items():
         await _put_new(bus, Bucket.POLICY, head_key(learner), frame)
@@ -101,20 +90,13 @@ async def create_or_recover(bus: RunBus, spec: RunSpec, identity: Identity, cach
 
     Raises OperatorError if the run that is there has other settings.
     """
-    create_store(spec.store)
-    store = open_store(spec.store, cache)
-    known = await bus.exists() and await bus.get(Bucket.RUN, SPEC_KEY) is not None
-    if known or not await store.list(f"{spec.name}/updates"):
+    try:
         await create_run(bus, spec, identity, cache)
-        return
-    check_same(spec, (await read_spec(store, spec.name)).digest)
-    recovered = await recover_run(bus, store, spec.name, identity, fresh_revision())
-    log.warning("run_recovered", run=spec.name, **recovered.as_dict())
-
-
-def fresh_revision() -> int:
-    """Later than every revision of an earlier life, which wrote less than one key a millisecond."""
-    return time.time_ns() // 1_000_000
+    except RunLost:
+        store = open_store(spec.store, cache)
+        check_same(spec, (await read_spec(store, spec.name)).digest)
+        recovered = await recover_run(bus, store, spec.name, identity)
+        log.warning("run_recovered", run=spec.name, **asdict(recovered))
 
 
 async def read_spec(store: AdapterStore, run: str) -> RunSpec:
@@ -165,7 +147,7 @@ async def _restore_done(bus: Bus, chains: Chains) -> None:
     """Write the ``done`` key of every group that a committed update lists, unless it is there."""
     there = await bus.list(Bucket.POLICY, DONE)
     writes = [
-        Write(done_key(group), done_value(outcome, manifest.author, manifest.count), ttl_s=DONE_TTL_S)
+        done_write(group, outcome, manifest.author, manifest.count)
         for group, (outcome, manifest) in chains.consumed.items()
         if done_key(group) not in there
     ]
@@ -175,9 +157,9 @@ async def _restore_done(bus: Bus, chains: Chains) -> None:
 
 def _cursor(chains: Chains, head: Head) -> Cursor:
     """Where a learner's tasks go on: at the oldest that may be lost, and how many beyond it are not."""
-    prefix = f"{head.learner}."
-    numbers = (group.removeprefix(prefix) for group in chains.consumed if group.startswith(prefix))
-    return Cursor(head.floor, sum(number.isdecimal() and int(number) >= head.floor for number in numbers))
+    tasks = filter(None, map(task_of, chains.consumed))
+    beyond = sum(learner == head.learner and number >= head.floor for learner, number in tasks)
+    return Cursor(head.floor, beyond)
 
 
 async def _put_new(bus: Bus, bucket: Bucket, key: str, value: bytes) -> None:

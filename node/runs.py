@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from node.models import LocalModel, load_tokenizer, pinned, resolve_model, weight_names
+from node.run_bus import RunBus, find_run
 from node.stores import create_store, open_store
-from protocol.codec import decode_as, encode
+from protocol.codec import encode
 from protocol.errors import OperatorError, StoreConflict, WrongRevision
 from protocol.identity import Identity
 from protocol.manifest import EntryKind, Manifest
 from protocol.messages import RunState
-from protocol.ports import Bus
 from protocol.runspec import RunSpec, StoreSpec
 from protocol.subjects import SPEC_KEY, Bucket
 from roles.tasks.open import open_tasks
@@ -24,18 +23,8 @@ from roles.tasks.taskset import TaskSet
 from roles.verifier.rewards.registry import open_reward
 
 
-class RunBus(Bus, Protocol):
-    """A bus that can also create its run."""
-
-    async def create_run(
-        self, spec: RunSpec, *, queue_messages_max: int = ..., first_revision: int = ...
-    ) -> None:
-        """Create the run's queues and buckets."""
-        ...
-
-    async def exists(self) -> bool:
-        """Whether the run is there."""
-        ...
+class RunLost(OperatorError):
+    """The store holds updates of a run that this broker does not know."""
 
 
 CHECKED_ROWS = 1000
@@ -97,18 +86,17 @@ def _check(spec: RunSpec, model: LocalModel, tasks: TaskSet) -> None:
 async def create_run(bus: RunBus, spec: RunSpec, identity: Identity, cache: Path) -> bool:
     """Store a pinned run in the bucket and at the broker; False if the same run is there already.
 
-    Raises OperatorError if a run of this name with other settings exists.
+    Raises RunLost if this broker lost it, OperatorError if a run of this name with other settings exists.
     """
     state = RunState(spec_json=spec.model_dump_json(), spec_digest=spec.digest, creator=identity.node)
-    if await bus.exists():
-        entry = await bus.get(Bucket.RUN, SPEC_KEY)
-        if entry is not None:
-            check_same(spec, decode_as(entry.value, RunState).spec_digest)
-            return False
+    found = await find_run(bus)
+    if found is not None:
+        check_same(spec, found.spec_digest)
+        return False
     store = open_store(spec.store, cache)
     create_store(spec.store)
     if await store.list(f"{spec.name}/updates"):
-        raise OperatorError(
+        raise RunLost(
             f"the store holds updates of run {spec.name!r} that this broker does not know; restore it with: "
             f"grpo-node recover --run {spec.name} --store {spec.store.url}, or choose another name"
         )
@@ -127,9 +115,9 @@ async def create_run(bus: RunBus, spec: RunSpec, identity: Identity, cache: Path
     try:
         await bus.put(Bucket.RUN, SPEC_KEY, encode(state, identity), expected=0)
     except WrongRevision:
-        entry = await bus.get(Bucket.RUN, SPEC_KEY)
-        assert entry is not None
-        check_same(spec, decode_as(entry.value, RunState).spec_digest)
+        found = await find_run(bus)
+        assert found is not None
+        check_same(spec, found.spec_digest)
         return False
     return True
 

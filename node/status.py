@@ -4,42 +4,38 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from node.nats_bus import NatsBus
-from protocol.codec import decode_as
-from protocol.errors import DecodeError, OperatorError, one_line
-from protocol.messages import DeadLetter, GroupId, Head, Message, NodeState, RunState
+from node.run_bus import find_run
+from protocol.codec import readable
+from protocol.errors import OperatorError, one_line
+from protocol.messages import DeadLetter, GroupId, Head, NodeState
 from protocol.runspec import RunSpec
-from protocol.subjects import FINISHED_KEY, SPEC_KEY, TRAINING, Bucket, done_key
+from protocol.subjects import FINISHED_KEY, TRAINING, Bucket
+from roles.learner.commit import is_done
 from roles.learner.outstanding import Cursor
-
-M = TypeVar("M", bound=Message)
 
 _TRAINING = {queue.value for queue in TRAINING}
 
 
 async def read_status(bus: NatsBus, run: str) -> dict[str, object]:
     """Everything ``grpo-node status`` shows. Raises OperatorError if there is no such run."""
-    entry = await bus.get(Bucket.RUN, SPEC_KEY) if await bus.exists() else None
-    if entry is None:
+    state = await find_run(bus)
+    if state is None:
         raise OperatorError(f"no run {run!r} at this broker; create it with: grpo-node create RUN.toml")
-    spec = RunSpec.model_validate_json(decode_as(entry.value, RunState).spec_json)
-    nodes = _readable((e.value for e in (await bus.list(Bucket.NODE, "node")).values()), NodeState)
-    heads = _readable((e.value for e in (await bus.list(Bucket.POLICY, "head")).values()), Head)
+    spec = RunSpec.model_validate_json(state.spec_json)
+    nodes = readable((e.value for e in (await bus.list(Bucket.NODE, "node")).values()), NodeState)
+    heads = readable((e.value for e in (await bus.list(Bucket.POLICY, "head")).values()), Head)
     cursors = [e.value for e in (await bus.list(Bucket.RUN, "cursor")).values()]
     depths = {queue.value: (await bus.depth(queue)).total for queue in TRAINING}
     dropped: Counter[str] = Counter()
     for head in heads:
         dropped.update(head.groups_dropped)
-    issued, trained = (
-        sum(Cursor.parse(cursor).issued for cursor in cursors),
-        sum(h.groups_trained for h in heads),
-    )
+    issued = sum(Cursor.parse(cursor).issued for cursor in cursors)
+    trained = sum(head.groups_trained for head in heads)
     dead = await _dead(bus)
     return {
         "run": run,
@@ -59,11 +55,9 @@ async def read_status(bus: NatsBus, run: str) -> dict[str, object]:
 
 async def _dead(bus: NatsBus) -> int:
     """Training groups that ended as dead letters, and in no other way."""
-    letters = _readable(await bus.dead_letters(), DeadLetter)
-    groups = {letter.group_id for letter in letters if letter.group_id and letter.queue in _TRAINING}
-    return sum(
-        [await bus.get(Bucket.POLICY, done_key(group)) is None for group in groups if _is_group(group)]
-    )
+    letters = readable(await bus.dead_letters(), DeadLetter)
+    named = {letter.group_id for letter in letters if letter.group_id and letter.queue in _TRAINING}
+    return [await is_done(bus, group) for group in named if _is_group(group)].count(False)
 
 
 def _is_group(text: str) -> bool:
@@ -73,15 +67,6 @@ def _is_group(text: str) -> bool:
     except ValidationError:
         return False
     return True
-
-
-def _readable(frames: Iterable[bytes], kind: type[M]) -> list[M]:
-    """The messages among what peers left there; a fault of one of them must not hide the others."""
-    messages = []
-    for frame in frames:
-        with suppress(DecodeError):
-            messages.append(decode_as(frame, kind))
-    return messages
 
 
 def _peer(node: NodeState) -> dict[str, Any]:

@@ -20,18 +20,16 @@ from node.names import claim_home
 from node.nats_bus import NatsBus
 from node.node import Node, Part
 from node.presence import Presence
+from node.run_bus import find_run
 from node.runtime import ThreadOffload
 from node.settings import NodeSettings
 from node.stores import open_store
 from node.system_clock import SystemClock
 from protocol.clock import VectorClock
-from protocol.codec import decode_as
 from protocol.errors import OperatorError
 from protocol.identity import Identity
-from protocol.messages import RunState
 from protocol.ports import AdapterStore, Bus
 from protocol.runspec import RunSpec
-from protocol.subjects import SPEC_KEY, Bucket
 from roles.learner.learner import Learner
 from roles.ring import Ring
 from roles.sampler.sampler import Sampler
@@ -88,12 +86,12 @@ async def build_node(settings: NodeSettings) -> Node:
 
 async def read_spec(bus: NatsBus, settings: NodeSettings) -> RunSpec:
     """The run's settings; raises OperatorError if there is no such run here."""
-    entry = await bus.get(Bucket.RUN, SPEC_KEY) if await bus.exists() else None
-    if entry is None:
+    state = await find_run(bus)
+    if state is None:
         raise OperatorError(
             f"no run {settings.run!r} at this broker; create it with: grpo-node create RUN.toml"
         )
-    return RunSpec.model_validate_json(decode_as(entry.value, RunState).spec_json)
+    return RunSpec.model_validate_json(state.spec_json)
 
 
 async def build_learner(ground: Ground) -> Part:

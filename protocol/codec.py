@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -110,6 +111,15 @@ def decode(frame: bytes) -> Signed:
 def decode_as(frame: bytes, kind: type[M]) -> M:
     """Decode a frame of a known kind; raises DecodeError."""
     return decode(frame).expect(kind)
+
+
+def readable(frames: Iterable[bytes], kind: type[M]) -> list[M]:
+    """The messages of a kind among what peers left there; a fault of one of them must not hide the others."""
+    messages = []
+    for frame in frames:
+        with suppress(DecodeError):
+            messages.append(decode_as(frame, kind))
+    return messages
 
 
 def _ends(frame: bytes) -> tuple[int, int]:

@@ -100,9 +100,13 @@ def head_key(learner: str) -> str:
     return f"head.{learner}"
 
 
+DONE = "done"
+"""Prefix of the keys that mark groups as consumed."""
+
+
 def done_key(group_id: str) -> str:
     """KV key that marks a group as consumed."""
-    return f"done.{group_id}"
+    return f"{DONE}.{group_id}"
 
 
 def cursor_key(learner: str) -> str:

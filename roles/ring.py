@@ -47,9 +47,7 @@ SENT_AT_ONCE = 64
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 5.0
 
-PASSING: frozenset[type[GrpoError]] = frozenset(
-    {BackPressure, BrokerAbsent, UnknownOutcome, StoreUnavailable}
-)
+PASSING: tuple[type[GrpoError], ...] = (BackPressure, BrokerAbsent, UnknownOutcome, StoreUnavailable)
 """What is worth another try."""
 
 M = TypeVar("M", bound=Message)
@@ -178,12 +176,12 @@ class Ring:
         Everything but absence, back-pressure and an unknown outcome is raised at once. ``patient`` also waits
         out a store that denies what it allowed before: a disk made read-only, a token that expired.
         """
-        passing = PASSING | {StoreDenied} if patient else PASSING
+        passing: tuple[type[GrpoError], ...] = (*PASSING, StoreDenied) if patient else PASSING
         wait_s = RETRY_FIRST_S
         while True:
             try:
                 return await request()
-            except tuple(passing) as exc:
+            except passing as exc:
                 self.log.warning("request_retried", error=str(exc) or type(exc).__name__, wait_s=wait_s)
             await self.pause(wait_s)
             wait_s = min(2 * wait_s, RETRY_MAX_S)

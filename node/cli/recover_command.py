@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +29,7 @@ def recover(
 ) -> None:
     """Rebuild a run at a broker that lost its disk, from the store alone. Peers that live go on."""
     from node.identity_file import load_or_create_identity
-    from node.recover import fresh_revision, recover_run
+    from node.recover import recover_run
     from node.stores import open_store
 
     environment = read_environment()
@@ -39,11 +40,11 @@ def recover(
         opened = open_store(spec, home / "cache")
         identity = load_or_create_identity(home / "operator.nk", "operator")
         async with connected(broker, token, environment, name) as bus:
-            return await recover_run(bus, opened, name, identity, fresh_revision())
+            return await recover_run(bus, opened, name, identity)
 
     found = asyncio.run(work())
     if as_json:
-        print(json.dumps({"run": name, **found.as_dict()}))
+        print(json.dumps({"run": name, **asdict(found)}))
         return
     for line in _lines(name, found):
         print(line)

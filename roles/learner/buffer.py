@@ -10,6 +10,7 @@ from protocol.clock import VectorClock
 from protocol.messages import RolloutGroup, Task, VerifiedGroup
 from protocol.reasons import DropReason
 from roles.learner.lease import Lease
+from roles.learner.outstanding import task_of
 from roles.policy.compose import VERSION_ROUNDING
 
 MINIMUM_SCORED = 2
@@ -137,5 +138,4 @@ class Buffer:
 
 def natural(group_id: str) -> tuple[str, int]:
     """Sort key of a group id ``<learner>.<number>``: by learner, then by number."""
-    learner, _, number = group_id.rpartition(".")
-    return (learner, int(number)) if number.isdigit() else (group_id, 0)
+    return task_of(group_id) or (group_id, 0)

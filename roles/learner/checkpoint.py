@@ -22,16 +22,13 @@ from protocol.manifest import EntryKind, Manifest
 from protocol.messages import Head
 from protocol.ports import AdapterStore, Offload
 from protocol.runspec import RunSpec
-from protocol.subjects import GENESIS_KEY, Bucket, done_key, head_key
+from protocol.subjects import DONE, GENESIS_KEY, Bucket, done_key, head_key
 from roles.learner.commit import Resumed, done_value, outcome_of
 from roles.learner.policy import Policy, State
 from roles.learner.update_entry import NONCE
 from roles.policy.compose import Factors, factors_digest
 from roles.policy.peft_export import peft_directory
 from roles.ring import Ring
-
-DONE = done_key("").removesuffix(".")
-"""Prefix of all ``done`` keys."""
 
 STATE_FILE = "optimizer.safetensors"
 STATE_INFO_FILE = "state.json"

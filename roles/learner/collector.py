@@ -18,8 +18,9 @@ from protocol.errors import DecodeError, StoreCorrupt, StoreNotFound
 from protocol.messages import Rollout, RolloutGroup, Task, VerifiedGroup
 from protocol.ports import Delivery
 from protocol.reasons import DeadReason, DropReason
-from protocol.subjects import Bucket, Queue, done_key
+from protocol.subjects import Queue
 from roles.learner.buffer import Buffer, Candidate
+from roles.learner.commit import is_done
 from roles.learner.lease import Lease
 from roles.policy.policies import Policies
 from roles.ring import Ring
@@ -73,7 +74,7 @@ class Collector:
             self.duplicates += 1
             lease.add(delivery)
             return
-        if await self._done(group_id):
+        if await self._ring.persist(lambda: is_done(self._ring.bus, group_id)):
             self.duplicates += 1
             await self._ring.settle(delivery)
             return
@@ -89,10 +90,6 @@ class Collector:
             self._buffer.put(candidate)
         else:  # after a fresh look: a fault of its sender
             self._buffer.drop(candidate, DropReason.AHEAD)
-
-    async def _done(self, group_id: str) -> bool:
-        key = done_key(group_id)
-        return await self._ring.persist(lambda: self._ring.bus.get(Bucket.POLICY, key)) is not None
 
     async def _open(self, verified: VerifiedGroup, delivery: Delivery) -> Candidate:
         group = decode(verified.group.tobytes()).expect(RolloutGroup)

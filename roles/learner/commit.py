@@ -21,12 +21,10 @@ from protocol.codec import decode_as, encode
 from protocol.errors import BusError, DecodeError, FencedError, UnknownOutcome, WrongRevision
 from protocol.limits import DONE_TTL_S
 from protocol.messages import Head
-from protocol.ports import Entry, Write
+from protocol.ports import Bus, Entry, Write
 from protocol.subjects import GENESIS_KEY, Bucket, done_key, head_key
+from roles.policy.chains import TRAINED
 from roles.ring import RETRY_FIRST_S, RETRY_MAX_S, Ring
-
-TRAINED = "trained"
-"""Outcome of a trained group; a dropped one's is the reason."""
 
 REMEMBERED = 64
 """Commits that can be said again to a broker that was restored from the bucket: it is behind by those
@@ -151,8 +149,17 @@ class HeadWriter:
         return head
 
     async def _is_done(self, group: str) -> bool:
-        key = done_key(group)
-        return await self._ring.persist(lambda: self._ring.bus.get(Bucket.POLICY, key)) is not None
+        return await self._ring.persist(lambda: is_done(self._ring.bus, group))
+
+
+async def is_done(bus: Bus, group_id: str) -> bool:
+    """Whether somebody consumed a group. Raises BusError."""
+    return await bus.get(Bucket.POLICY, done_key(group_id)) is not None
+
+
+def done_write(group_id: str, outcome: str, learner: str, count: int, expected: int | None = None) -> Write:
+    """Mark a group as consumed; ``expected`` 0: by nobody before."""
+    return Write(done_key(group_id), done_value(outcome, learner, count), expected, DONE_TTL_S)
 
 
 def done_value(outcome: str, learner: str, count: int) -> bytes:
@@ -167,7 +174,7 @@ def outcome_of(value: bytes) -> str:
 
 def _done(head: Head, consumed: Consumed, besides: Collection[str] = ()) -> list[Write]:
     return [
-        Write(done_key(group), done_value(outcome, head.learner, head.count), expected=0, ttl_s=DONE_TTL_S)
+        done_write(group, outcome, head.learner, head.count, expected=0)
         for group, outcome in consumed.items()
         if group not in besides
     ]

@@ -20,11 +20,12 @@ from protocol.limits import BATCH_WRITES_MAX
 from protocol.messages import Head
 from protocol.ports import AdapterStore, Offload
 from roles.learner.buffer import Candidate, Dropped
-from roles.learner.commit import TRAINED, Conflict, HeadWriter, Resumed
+from roles.learner.commit import Conflict, HeadWriter, Resumed
 from roles.learner.lease import Lease
 from roles.learner.register import Published
 from roles.learner.stepper import SafePoint
 from roles.learner.update_entry import update_entry
+from roles.policy.chains import TRAINED
 from roles.ring import Ring
 
 STEPS_WAITING_MAX = 3
@@ -52,8 +53,12 @@ class FinishedStep:
     @property
     def consumed(self) -> dict[str, str]:
         """Outcome of each group."""
-        trained = {candidate.group_id: TRAINED for candidate in self.trained}
-        return trained | {drop.group_id: drop.reason.value for drop in self.dropped}
+        return {candidate.group_id: TRAINED for candidate in self.trained} | self.drops
+
+    @property
+    def drops(self) -> dict[str, str]:
+        """Reason of each group that was dropped."""
+        return {drop.group_id: drop.reason.value for drop in self.dropped}
 
     @property
     def leases(self) -> list[Lease]:
@@ -63,7 +68,7 @@ class FinishedStep:
     @property
     def group_ids(self) -> list[str]:
         """Every group this step consumes."""
-        return [c.group_id for c in self.trained] + [d.group_id for d in self.dropped]
+        return list(self.consumed)
 
 
 class Committer:
@@ -188,7 +193,7 @@ class Committer:
                 head,
                 self._ring.identity,
                 trained=[candidate.group_id for candidate in step.trained],
-                dropped=self._unlisted | {drop.group_id: drop.reason.value for drop in step.dropped},
+                dropped=self._unlisted | step.drops,
                 previous=before.path if before is not None else "",
                 genesis=self._genesis,
             )

@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.clock import VectorClock
-from protocol.codec import decode_as
-from protocol.errors import BusError, DecodeError, OperatorError, WrongRevision
+from protocol.codec import readable
+from protocol.errors import BusError, OperatorError, WrongRevision
 from protocol.messages import DeadLetter, Head, SamplingParams, Task
 from protocol.runspec import RunSpec
-from protocol.subjects import TRAINING, Bucket, Queue, cursor_key, done_key
+from protocol.subjects import TRAINING, Bucket, Queue, cursor_key
 from roles.learner.admission import groups_in_flight, tasks_to_issue
-from roles.learner.outstanding import Cursor, Outstanding
+from roles.learner.commit import is_done
+from roles.learner.outstanding import Cursor, Outstanding, task_of
 from roles.ring import Ring, nap
 from roles.tasks.prompts import Prompt
 
@@ -104,7 +104,9 @@ class Issuer:
 
     def settled(self, group_ids: Iterable[str]) -> None:
         """These groups were consumed or buried; only this learner's own matter."""
-        self.outstanding.settle(n for group in group_ids if (n := self._own_number(group)) is not None)
+        tasks = (task_of(group_id) for group_id in group_ids)
+        own = self._ring.identity.node
+        self.outstanding.settle(number for learner, number in filter(None, tasks) if learner == own)
 
     async def run(self) -> None:
         """Issue for ever; woken by commits, otherwise looks twice a second."""
@@ -174,26 +176,15 @@ class Issuer:
         while (oldest := self.outstanding.oldest(SWEPT)) and all([await self._is_done(n) for n in oldest]):
             pass
         if self.outstanding.floor == self._stuck_at and self.outstanding.oldest(1):
-            self.settled(await self._buried())
+            letters = readable(await self._ring.bus.dead_letters(), DeadLetter)
+            self.settled(letter.group_id for letter in letters if letter.group_id)
         self._stuck_at = self.outstanding.floor
 
-    async def _buried(self) -> list[str]:
-        groups = []
-        for frame in await self._ring.bus.dead_letters():
-            with suppress(DecodeError):
-                groups.append(decode_as(frame, DeadLetter).group_id or "")
-        return groups
-
     async def _is_done(self, number: int) -> bool:
-        key = done_key(f"{self._ring.identity.node}.{number}")
-        done = await self._ring.bus.get(Bucket.POLICY, key) is not None
+        done = await is_done(self._ring.bus, f"{self._ring.identity.node}.{number}")
         if done:
             self.outstanding.settle([number])
         return done
-
-    def _own_number(self, group_id: str) -> int | None:
-        learner, _, number = group_id.rpartition(".")
-        return int(number) if learner == self._ring.identity.node and number.isdecimal() else None
 
 
 def sampling_params(spec: RunSpec) -> SamplingParams:

@@ -24,13 +24,13 @@ from protocol.clock import GENESIS, VectorClock
 from protocol.limits import LEARNERS_MAX
 from protocol.messages import Head
 from protocol.ports import AdapterStore, Offload
-from protocol.subjects import FINISHED_KEY, Bucket, done_key
+from protocol.subjects import FINISHED_KEY, Bucket
 from roles.learner.batch import Batch, make_batch
 from roles.learner.buffer import Buffer, Candidate, Dropped
 from roles.learner.caretaker import Caretaker, Committed
 from roles.learner.checkpoint import claim_genesis, find_head, load_state
 from roles.learner.collector import Collector
-from roles.learner.commit import fenced
+from roles.learner.commit import fenced, is_done
 from roles.learner.committer import GROUPS_MAX, STEPS_WAITING_MAX, Committer, FinishedStep, nothing_committed
 from roles.learner.evaluation import Evaluator
 from roles.learner.issuer import Issuer, TaskStream
@@ -258,8 +258,7 @@ class Learner:
         await self._ring.tell("step_rolled_back", steps=len(steps), groups_returned=len(kept))
 
     async def _settled_elsewhere(self, group: Candidate | Dropped) -> bool:
-        key = done_key(group.group_id)
-        if await self._ring.persist(lambda: self._ring.bus.get(Bucket.POLICY, key)) is None:
+        if not await self._ring.persist(lambda: is_done(self._ring.bus, group.group_id)):
             return False
         await group.lease.settle(self._ring)
         self._buffer.forget([group.group_id])

@@ -12,11 +12,9 @@ from collections.abc import Callable
 
 from protocol.clock import VectorClock
 from protocol.errors import BusError, StoreError
+from roles.policy.follower import POLL_S
 from roles.policy.policies import Policies, Update
 from roles.ring import RETRY_MAX_S, Ring, nap
-
-POLL_S = 15.0
-"""Anti-entropy: how often heads are read even without an announcement."""
 
 
 class Merger:
@@ -58,7 +56,7 @@ class Merger:
     async def run(self) -> None:
         """Follow the peers for ever; cancel to stop."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._listen())
+            group.create_task(self._policies.listen(self.wake))
             while True:
                 try:
                     await self._policies.read_heads()
@@ -92,8 +90,3 @@ class Merger:
 
     def _postponed(self, learner: str, count: int, why: StoreError) -> None:
         self._ring.log.warning("merge_postponed", learner=learner, count=count, error=str(why))
-
-    async def _listen(self) -> None:
-        async for entry in self._ring.bus.announcements():
-            self._policies.note(entry)
-            self.wake.set()

@@ -39,6 +39,12 @@ class Cursor:
         return self.next + (self.beyond or 0)
 
 
+def task_of(group_id: str) -> tuple[str, int] | None:
+    """Learner and number of the task behind a group ``<learner>.<number>``; None for any other text."""
+    learner, _, number = group_id.rpartition(".")
+    return (learner, int(number)) if number.isdecimal() else None
+
+
 class Outstanding:
     """Numbers of a learner's own tasks. Everything below ``floor`` is settled, nothing from ``cursor`` on."""
 

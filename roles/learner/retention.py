@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.clock import VectorClock
+from roles.learner.outstanding import task_of
 from roles.policy.compose import VERSION_ROUNDING
 
 
@@ -72,8 +73,5 @@ def expendable(
 
 def _unsettled(groups: Iterable[str], floors: Mapping[str, int]) -> bool:
     """Whether a group stands at or above its learner's floor."""
-    for group in groups:
-        learner, _, number = group.rpartition(".")
-        if number.isdecimal() and int(number) >= floors.get(learner, 0):
-            return True
-    return False
+    tasks = filter(None, map(task_of, groups))
+    return any(number >= floors.get(learner, 0) for learner, number in tasks)

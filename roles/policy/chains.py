@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 
 from protocol.manifest import EntryKind, Manifest
 
+TRAINED = "trained"
+"""Outcome of a trained group; a dropped one's is the reason."""
+
 PREVIOUS = "previous"
 """Key in an update's manifest: the path of its author's update before this one, which was committed too."""
 
@@ -40,9 +43,9 @@ class Chains:
         return found
 
 
-def outcomes(manifest: Manifest, trained: str = "trained") -> dict[str, str]:
+def outcomes(manifest: Manifest) -> dict[str, str]:
     """What became of every group that an update consumed."""
-    return dict.fromkeys(manifest.groups, trained) | manifest.dropped
+    return dict.fromkeys(manifest.groups, TRAINED) | manifest.dropped
 
 
 def committed_chains(manifests: Iterable[Manifest]) -> Chains:

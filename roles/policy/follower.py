@@ -42,7 +42,7 @@ class PolicyFollower:
     async def run(self) -> None:
         """Follow heads for ever. Raises StoreError or EngineError only if genesis itself is unusable."""
         await self._policies.start()
-        listener = asyncio.create_task(self._listen())
+        listener = asyncio.create_task(self._policies.listen(self._wake))
         try:
             retry_s = RETRY_FIRST_S
             while True:
@@ -104,8 +104,3 @@ class PolicyFollower:
         elif what not in self._reported:
             self._reported.add(what)
             await self._ring.tell("update_rejected", update=what, reason=str(why), kind=type(why).__name__)
-
-    async def _listen(self) -> None:
-        async for entry in self._ring.bus.announcements():
-            self._policies.note(entry)
-            self._wake.set()

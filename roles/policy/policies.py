@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -116,6 +117,12 @@ class Policies:
         for entry in (await self._ring.bus.list(Bucket.POLICY, "head")).values():
             self.note(entry)
         return self.newest
+
+    async def listen(self, wake: asyncio.Event) -> None:
+        """Note every announced head and set ``wake``, for ever; cancel to stop."""
+        async for entry in self._ring.bus.announcements():
+            self.note(entry)
+            wake.set()
 
     @property
     def newest(self) -> VectorClock:

@@ -11,7 +11,7 @@ from node.broker import Broker
 from node.memory_broker import MemoryBroker
 from node.memory_bus import MemoryBus
 from node.nats_bus import NatsBus
-from node.runs import RunBus
+from node.run_bus import RunBus
 from node.system_clock import SystemClock
 from protocol.limits import QUEUE_MESSAGES_MAX
 from protocol.ports import Consumer, Delivery

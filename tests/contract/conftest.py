@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from node.broker import Broker, start_broker
-from node.runs import RunBus
+from node.run_bus import RunBus
 from tests.contract.brokers import Hub, memory_hub, nats_hub
 from tests.contract.outages import SPEC, ModelPlace, Place, ServerPlace
 from tests.contract.stores import WORLDS, World

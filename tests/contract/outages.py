@@ -15,7 +15,7 @@ from node.broker_access import BrokerAccess
 from node.memory_broker import MemoryBroker, MemoryRun
 from node.memory_bus import MemoryBus
 from node.nats_bus import NatsBus
-from node.runs import RunBus
+from node.run_bus import RunBus
 from node.system_clock import SystemClock
 from protocol.errors import BrokerAbsent, BusError, UnknownOutcome
 from protocol.ports import QueueDepth

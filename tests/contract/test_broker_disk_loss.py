@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from node.runs import RunBus
+from node.run_bus import RunBus
 from protocol.errors import BrokerAbsent, WrongRevision
 from protocol.ports import Entry, Write
 from protocol.subjects import Bucket, Queue, head_key

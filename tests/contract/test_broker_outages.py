@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from node.memory_broker import UNSAVED_S
-from node.runs import RunBus
+from node.run_bus import RunBus
 from node.system_clock import SystemClock
 from protocol.errors import BrokerAbsent, UnknownOutcome, WrongRevision
 from protocol.ports import Entry, QueueDepth, Write

@@ -28,7 +28,6 @@ from node.stores import open_store
 from node.swarm import Swarm, open_swarm, peers_for
 from node.system_clock import SystemClock
 from protocol.codec import decode
-from protocol.manifest import Manifest
 from protocol.messages import DeadLetter
 from protocol.runspec import RunSpec
 from protocol.subjects import TRAINING, Bucket, Names, cursor_key, done_key
@@ -36,6 +35,7 @@ from roles.learner.outstanding import Cursor
 from roles.policy.chains import Chains, committed_chains, outcomes
 from roles.policy.compose import UPDATE_FILE, WEIGHTS_FILE, compose, factors_digest
 from roles.policy.peft_export import read_factors
+from tests.e2e.test_ring import manifests
 
 log = structlog.get_logger()
 
@@ -169,8 +169,7 @@ async def check_books(swarm: Swarm, cache: Path) -> Chains:
     }
     assert issued - done - dead - await in_flight(swarm) == set(), "groups vanished"
     assert done <= issued
-    manifests = await all_updates(spec, cache)
-    chains = committed_chains(manifests)
+    chains = committed_chains(await manifests(spec, cache))
     consumed = Counter(group for chain in chains.updates.values() for m in chain for group in outcomes(m))
     assert [group for group, times in consumed.items() if times > 1] == [], "a group was consumed twice"
     for learner, chain in chains.updates.items():
@@ -186,11 +185,6 @@ async def in_flight(swarm: Swarm) -> set[str]:
         async for _, msg in swarm.bus._link.walk(names.stream(queue), names.subject(queue)):
             found.add(str(getattr(decode(msg.data).message, "group_id", "")))
     return found
-
-
-async def all_updates(spec: RunSpec, cache: Path) -> list[Manifest]:
-    store = open_store(spec.store, cache)
-    return [await store.manifest(path) for path in await store.list(f"{spec.name}/updates")]
 
 
 async def check_bytes(chains: Chains, spec: RunSpec, cache: Path) -> None:

@@ -11,8 +11,8 @@ from protocol.codec import decode_as
 from protocol.manifest import Manifest
 from protocol.messages import DeadLetter, Event, Head
 from protocol.subjects import TRAINING, Bucket
-from roles.learner.commit import TRAINED, outcome_of
-from roles.policy.chains import PREVIOUS
+from roles.learner.commit import outcome_of
+from roles.policy.chains import PREVIOUS, TRAINED
 from roles.policy.compose import VERSION_ROUNDING
 from tests.sim.swarm import World
 from tests.sim.watch import composed, genesis_of

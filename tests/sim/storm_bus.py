@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from node.bus_checks import check_credit, check_event, check_key, check_prefix
+from node.bus_checks import check_event, check_key
 from node.bus_rules import ACK_RETRY_S, ACK_TRIES
 from node.feed import Feed
 from node.memory_broker import Audience, MemoryBroker, MemoryRun
 from node.memory_consumer import MemoryConsumer, MemoryDelivery
 from node.memory_queue import MemoryQueue, Stored
 from protocol.errors import BrokerAbsent, UnknownOutcome, WrongRevision
-from protocol.ports import Clock, Entry, QueueDepth, Write
+from protocol.ports import Clock, Entry, Write
 from protocol.subjects import Bucket, Queue
 from tests.sim.line import Line, Silent
 from tests.sim.site import Seen, SimBus
@@ -64,29 +64,6 @@ class StormBus(SimBus):
 
         await self.line.change(answer, ACK_RETRY_S)
 
-    async def consume(self, queue: Queue, credit: int) -> MemoryConsumer:
-        """Take part in a queue."""
-        check_credit(credit)
-        ack_wait_s = await self.look(lambda run: run.queues[queue].ack_wait_s)
-        audience = self._broker.audience(self._run)
-        consumer = StormConsumer(self, self._clock, audience, queue, credit, ack_wait_s)
-        self._consumers.append(consumer)
-        return consumer
-
-    async def depth(self, queue: Queue) -> QueueDepth:
-        """Messages in a queue."""
-        return await self.look(lambda run: run.queues[queue].depth())
-
-    async def get(self, bucket: Bucket, key: str) -> Entry | None:
-        """Newest value of a key, or None."""
-        check_key(key)
-        return await self.look(lambda run: run.buckets[bucket].get(key))
-
-    async def list(self, bucket: Bucket, prefix: str) -> dict[str, Entry]:
-        """All live keys below ``prefix``, sorted."""
-        check_prefix(prefix)
-        return await self.look(lambda run: run.buckets[bucket].below(prefix))
-
     async def put(
         self, bucket: Bucket, key: str, value: bytes, *, expected: int | None = None, ttl_s: int | None = None
     ) -> int:
@@ -107,29 +84,22 @@ class StormBus(SimBus):
                 raise BrokerAbsent("a commit could not begin") from exc
         return await super().commit(bucket, writes)
 
-    def announcements(self) -> AsyncIterator[Entry]:
-        """Heads as they are committed, unless the announcement is lost."""
-        feed = Relay(self.line)
-        self._broker.audience(self._run).announcements.append(feed)
-        self._feeds.append(feed)
-        if self._closed:
-            feed.close()
-        return feed
-
     async def emit(self, role: str, node: str, data: bytes) -> None:
         """Send telemetry."""
         check_event(data)
         check_key(f"{role}.{node}")
         self.say(lambda run: run.emit(bytes(data)))
 
-    async def dead_letters(self) -> Sequence[bytes]:
-        """All dead letters, oldest first."""
-        return await self.look(lambda run: tuple(run.dead))
-
     def crash(self) -> None:
         """Be gone without a word."""
         super().crash()
         self.line.die()
+
+    def _consumer(self, audience: Audience, queue: Queue, credit: int, ack_wait_s: float) -> MemoryConsumer:
+        return StormConsumer(self, self._clock, audience, queue, credit, ack_wait_s)
+
+    def _feed(self) -> Feed[Entry]:
+        return Relay(self.line)
 
     def _at_the_broker(self, effect: Callable[[MemoryRun], T]) -> Callable[[], T]:
         return lambda: effect(self._broker.run(self._run))

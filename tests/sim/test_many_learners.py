@@ -16,8 +16,8 @@ from protocol.limits import LEARNERS_MAX
 from protocol.messages import Head
 from protocol.ports import Write
 from protocol.subjects import Bucket, Queue, head_key
-from roles.learner.commit import TRAINED
 from roles.learner.committer import nothing_committed
+from roles.policy.chains import TRAINED
 from tests.build import a_group, a_task, a_verified_group, an_entry, an_identity
 from tests.sim.books import check_exactly_once, check_promises, check_staleness, read_books, read_heads
 from tests.sim.swarm import Peer, World, a_small_run

@@ -13,8 +13,9 @@ from protocol.errors import FencedError
 from protocol.messages import Head
 from protocol.ports import Write
 from protocol.subjects import GENESIS_KEY, Bucket, done_key, head_key
-from roles.learner.commit import TRAINED, Conflict, HeadWriter, done_value, outcome_of, without
+from roles.learner.commit import Conflict, HeadWriter, done_value, outcome_of, without
 from roles.learner.committer import nothing_committed
+from roles.policy.chains import TRAINED
 from tests.build import an_identity
 from tests.ground import Fault, FaultyBus, Ground
 

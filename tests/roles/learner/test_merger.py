@@ -8,8 +8,9 @@ from pathlib import Path
 from node.memory_store import StoreFault
 from node.virtual_time import in_virtual_time
 from protocol.clock import GENESIS, VectorClock
-from roles.learner.merger import POLL_S, Merger
+from roles.learner.merger import Merger
 from roles.policy.compose import Factors
+from roles.policy.follower import POLL_S
 from roles.policy.policies import Policies
 from tests.build import a_clock
 from tests.ground import Ground, running
