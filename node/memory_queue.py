@@ -143,6 +143,12 @@ class MemoryQueue:
         """More than a restart: as if every message had been acknowledged before it."""
         self._seen.clear()
 
+    def expire(self) -> None:
+        """As if nobody had given a sign of life for ack_wait: everything that was taken is available."""
+        for message in self._taken.values():
+            message.due = self._clock.monotonic()
+        self.hand_out()
+
     def restart(self, unsaved_s: float) -> None:
         """A killed server knows again what it stored. It forgets the ids of messages that are gone, and
         what it handed out in its last ``unsaved_s`` seconds."""

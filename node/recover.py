@@ -20,7 +20,7 @@ import structlog
 from node.run_bus import RunBus, find_run
 from node.runs import RunLost, check_same, create_run
 from node.stores import open_store
-from protocol.codec import decode, encode
+from protocol.codec import decode, encode, readable
 from protocol.errors import OperatorError, StoreCorrupt, StoreNotFound, WrongRevision
 from protocol.identity import Identity
 from protocol.limits import BATCH_WRITES_MAX
@@ -28,11 +28,12 @@ from protocol.manifest import Manifest
 from protocol.messages import Head, RunState
 from protocol.ports import AdapterStore, Bus
 from protocol.runspec import RunSpec
-from protocol.subjects import DONE, GENESIS_KEY, SPEC_KEY, Bucket, cursor_key, done_key, head_key
+from protocol.subjects import DONE, FINISHED_KEY, GENESIS_KEY, HEADS, SPEC_KEY, Bucket, cursor_key, done_key, head_key
 from roles.learner.commit import done_write
+from roles.learner.finish import finished_path
 from roles.learner.outstanding import Cursor, task_of
 from roles.learner.update_entry import GENESIS_DIGEST, HEAD_FILE
-from roles.policy.chains import Chains, committed_chains
+from roles.policy.chains import UNCERTAIN, Chains, committed_chains, outcomes
 
 log = structlog.get_logger()
 
@@ -63,17 +64,22 @@ async def recover_run(bus: RunBus, store: AdapterStore, run: str, identity: Iden
             f"this broker holds run {run!r}; nothing was changed: recover is for one that lost it"
         )
     spec = await read_spec(store, run)
-    chains = committed_chains(await _manifests(store, await store.list(f"{run}/updates")))
+    chains = committed_chains(await _manifests(store, f"{run}/updates"))
     frames = {learner: await _head(store, chain) for learner, chain in chains.updates.items() if chain}
     heads = {learner: decode(frame).expect(Head) for learner, frame in frames.items()}
     genesis = await _claimed_genesis(store, run, chains)
     await bus.create_run(spec)
+    there = await _heads_there(bus, chains)
     await _restore_done(bus, chains)
-    for learner, frame in frames.items():
-        await _put_new(bus, Bucket.POLICY, head_key(learner), frame)
-        await _put_new(bus, Bucket.RUN, cursor_key(learner), str(_cursor(chains, heads[learner])).encode())
+    heads |= there
+    for learner, head in heads.items():
+        if learner in frames:
+            await _put_new(bus, Bucket.POLICY, head_key(learner), frames[learner])
+        await _put_new(bus, Bucket.RUN, cursor_key(learner), str(_cursor(chains, head)).encode())
     if genesis:
         await _put_new(bus, Bucket.RUN, GENESIS_KEY, genesis.encode())
+    if await _is_finished(store, run):
+        await _put_new(bus, Bucket.RUN, FINISHED_KEY, b"1")
     state = RunState(spec_json=spec.model_dump_json(), spec_digest=spec.digest, creator=identity.node)
     await _put_new(bus, Bucket.RUN, SPEC_KEY, encode(state, identity))
     return Recovered(
@@ -81,7 +87,7 @@ async def recover_run(bus: RunBus, store: AdapterStore, run: str, identity: Iden
         version=math.fsum(head.weight for head in heads.values()),
         groups_trained=sum(head.groups_trained for head in heads.values()),
         groups_recognised=len(chains.consumed),
-        uncertain=chains.uncertain,
+        uncertain=[manifest.path for manifest in chains.uncertain],
     )
 
 
@@ -108,19 +114,25 @@ async def read_spec(store: AdapterStore, run: str) -> RunSpec:
     return RunSpec.model_validate_json((await store.fetch(paths[0]) / RUN_FILE).read_bytes())
 
 
-async def _manifests(store: AdapterStore, paths: Sequence[str]) -> list[Manifest]:
-    """All readable manifests; a damaged one is as good as none."""
+async def _manifests(store: AdapterStore, prefix: str) -> list[Manifest]:
+    """All manifests below ``prefix``. Raises StoreError if one is listed that cannot be read: without it an
+    author's older updates could not be told from uploads that were never committed."""
 
     async def read(path: str) -> Manifest | None:
         try:
             return await store.manifest(path)
-        except (StoreCorrupt, StoreNotFound) as exc:
-            log.warning("manifest_skipped", path=path, reason=str(exc))
-            return None
+        except StoreNotFound:
+            if path not in await store.list(path.rpartition("/")[0]):
+                return None  # deleted meanwhile: its author lives
+            raise
 
-    found: list[Manifest | None] = []
-    for start in range(0, len(paths), READ_AT_ONCE):
-        found += await asyncio.gather(*(read(path) for path in paths[start : start + READ_AT_ONCE]))
+    try:
+        paths = await store.list(prefix)
+        found: list[Manifest | None] = []
+        for start in range(0, len(paths), READ_AT_ONCE):
+            found += await asyncio.gather(*(read(path) for path in paths[start : start + READ_AT_ONCE]))
+    except (StoreCorrupt, StoreNotFound) as exc:
+        raise type(exc)(f"{exc}; try again, or delete that entry to recover without it") from exc
     return [manifest for manifest in found if manifest is not None]
 
 
@@ -135,7 +147,7 @@ async def _claimed_genesis(store: AdapterStore, run: str, chains: Chains) -> str
 
     Of several (learners that began at once, with other libraries) it is the one that updates stand on.
     """
-    found = await _manifests(store, await store.list(f"{run}/genesis"))
+    found = await _manifests(store, f"{run}/genesis")
     used = {manifest.extra.get(GENESIS_DIGEST) for chain in chains.updates.values() for manifest in chain}
     claimed = [m for m in found if not used or m.policy_digest in used]
     if used and not claimed:
@@ -143,8 +155,24 @@ async def _claimed_genesis(store: AdapterStore, run: str, chains: Chains) -> str
     return f"{claimed[0].path} {claimed[0].policy_digest}" if claimed else ""
 
 
+async def _heads_there(bus: Bus, chains: Chains) -> dict[str, Head]:
+    """Heads that an earlier attempt has put already. Their authors went on from there: what they have uploaded
+    since is their own to commit, so it leaves ``chains``."""
+    entries = (await bus.list(Bucket.POLICY, HEADS)).values()
+    heads = {head.learner: head for head in readable((entry.value for entry in entries), Head)}
+    for learner, head in heads.items():
+        known = chains.updates.get(learner, ())
+        chains.updates[learner] = [manifest for manifest in known if manifest.count <= head.count]
+    return heads
+
+
+async def _is_finished(store: AdapterStore, run: str) -> bool:
+    """Whether a learner has marked the run as ended."""
+    return finished_path(run) in await store.list(run)
+
+
 async def _restore_done(bus: Bus, chains: Chains) -> None:
-    """Write the ``done`` key of every group that a committed update lists, unless it is there."""
+    """Write the ``done`` key of every group that an update lists, unless it is there."""
     there = await bus.list(Bucket.POLICY, DONE)
     writes = [
         done_write(group, outcome, manifest.author, manifest.count)
@@ -153,6 +181,10 @@ async def _restore_done(bus: Bus, chains: Chains) -> None:
     ]
     for start in range(0, len(writes), BATCH_WRITES_MAX):
         await bus.commit(Bucket.POLICY, writes[start : start + BATCH_WRITES_MAX])
+    for manifest in chains.uncertain:
+        for group in outcomes(manifest):
+            mark = done_write(group, UNCERTAIN, manifest.author, manifest.count)
+            await _put_new(bus, Bucket.POLICY, mark.key, mark.value, mark.ttl_s)
 
 
 def _cursor(chains: Chains, head: Head) -> Cursor:
@@ -162,7 +194,7 @@ def _cursor(chains: Chains, head: Head) -> Cursor:
     return Cursor(head.floor, beyond)
 
 
-async def _put_new(bus: Bus, bucket: Bucket, key: str, value: bytes) -> None:
+async def _put_new(bus: Bus, bucket: Bucket, key: str, value: bytes, ttl_s: int | None = None) -> None:
     """Write a key that an interrupted attempt, or the peer it belongs to, may have written already."""
     with suppress(WrongRevision):
-        await bus.put(bucket, key, value, expected=0)
+        await bus.put(bucket, key, value, expected=0, ttl_s=ttl_s)

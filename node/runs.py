@@ -15,6 +15,7 @@ from protocol.errors import OperatorError, StoreConflict, WrongRevision
 from protocol.identity import Identity
 from protocol.manifest import EntryKind, Manifest
 from protocol.messages import RunState
+from protocol.ports import AdapterStore
 from protocol.runspec import RunSpec, StoreSpec
 from protocol.subjects import SPEC_KEY, Bucket
 from roles.tasks.open import open_tasks
@@ -100,6 +101,20 @@ async def create_run(bus: RunBus, spec: RunSpec, identity: Identity, cache: Path
             f"the store holds updates of run {spec.name!r} that this broker does not know; restore it with: "
             f"grpo-node recover --run {spec.name} --store {spec.store.url}, or choose another name"
         )
+    await store_settings(store, spec, identity)
+    await bus.create_run(spec)
+    try:
+        await bus.put(Bucket.RUN, SPEC_KEY, encode(state, identity), expected=0)
+    except WrongRevision:
+        found = await find_run(bus)
+        assert found is not None
+        check_same(spec, found.spec_digest)
+        return False
+    return True
+
+
+async def store_settings(store: AdapterStore, spec: RunSpec, identity: Identity) -> None:
+    """Put a run's settings into the bucket, from where ``recover`` reads them."""
     files = {"run.json": spec.model_dump_json(indent=1).encode()}
     manifest = Manifest(
         path=f"{spec.name}/run-{spec.digest}",
@@ -111,15 +126,6 @@ async def create_run(bus: RunBus, spec: RunSpec, identity: Identity, cache: Path
     # Whoever created the same settings first, perhaps at a broker that lost its disk, signed them.
     with suppress(StoreConflict):
         await store.publish(manifest.signed(identity), files)
-    await bus.create_run(spec)
-    try:
-        await bus.put(Bucket.RUN, SPEC_KEY, encode(state, identity), expected=0)
-    except WrongRevision:
-        found = await find_run(bus)
-        assert found is not None
-        check_same(spec, found.spec_digest)
-        return False
-    return True
 
 
 def check_same(spec: RunSpec, found_digest: str) -> None:

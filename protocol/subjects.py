@@ -95,9 +95,13 @@ class Names:
 SPEC_KEY = "spec"
 
 
+HEADS = "head"
+"""Prefix of the keys that hold heads."""
+
+
 def head_key(learner: str) -> str:
     """KV key of a learner's head."""
-    return f"head.{learner}"
+    return f"{HEADS}.{learner}"
 
 
 DONE = "done"

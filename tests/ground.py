@@ -57,7 +57,7 @@ class FaultyBus(MemoryBus):
 
     def __init__(self, broker: MemoryBroker, run: str, *, node: str) -> None:
         super().__init__(broker, run, node=node)
-        self.commit_faults: deque[Fault] = deque()
+        self.commit_faults: deque[Fault | None] = deque()
         self.commits = 0
         self.may_commit = asyncio.Event()
         self.may_commit.set()

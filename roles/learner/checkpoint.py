@@ -28,15 +28,24 @@ from roles.learner.policy import Policy, State
 from roles.learner.update_entry import NONCE
 from roles.policy.compose import Factors, factors_digest
 from roles.policy.peft_export import peft_directory
-from roles.ring import Ring
+from roles.ring import RETRY_MAX_S, Ring
 
 STATE_FILE = "optimizer.safetensors"
 STATE_INFO_FILE = "state.json"
 
 
 async def claim_genesis(ring: Ring, store: AdapterStore, policy: Policy, offload: Offload) -> None:
-    """Create genesis and claim it with create-if-absent; whoever comes second uses the first one's."""
-    if await ring.persist(lambda: ring.bus.get(Bucket.RUN, GENESIS_KEY)) is not None:
+    """Create genesis and claim it with create-if-absent; whoever comes second uses the first one's.
+
+    Where updates lie in the store and nobody has claimed genesis, the broker lost its disk: what they stand on
+    is for ``recover`` to say.
+    """
+    while await ring.persist(lambda: ring.bus.get(Bucket.RUN, GENESIS_KEY)) is None:
+        if not await ring.persist(lambda: store.list(f"{ring.spec.name}/updates")):
+            break
+        ring.log.warning("waiting_for_recover", run=ring.spec.name)
+        await ring.pause(RETRY_MAX_S)
+    else:
         return
     spec = ring.spec
 

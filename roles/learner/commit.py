@@ -7,15 +7,17 @@
 | unknown         | is the one before             | try again: nothing of it was stored                   |
 | no              | is the one before             | a peer consumed one of the groups: ``Conflict``       |
 | unknown, or no  | is one of our older ones      | restored from the bucket: say what is missing, again  |
-| unknown, or no  | is gone                       | the broker lost its disk: wait for ``recover``        |
+| unknown, or no  | is gone, and genesis with it  | the broker lost its disk: wait for ``recover``        |
+| unknown, or no  | is gone, genesis is not       | restored without our head: say all of it again        |
 | unknown, or no  | is somebody else's            | ``FencedError``                                       |
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from protocol.codec import decode_as, encode
 from protocol.errors import BusError, DecodeError, FencedError, UnknownOutcome, WrongRevision
@@ -23,7 +25,7 @@ from protocol.limits import DONE_TTL_S
 from protocol.messages import Head
 from protocol.ports import Bus, Entry, Write
 from protocol.subjects import GENESIS_KEY, Bucket, done_key, head_key
-from roles.policy.chains import TRAINED
+from roles.policy.chains import TRAINED, UNCERTAIN
 from roles.ring import RETRY_FIRST_S, RETRY_MAX_S, Ring
 
 REMEMBERED = 64
@@ -66,6 +68,11 @@ class HeadWriter:
         self._ring = ring
         self._key = head_key(ring.identity.node)
         self._said: deque[_Said] = deque(maxlen=REMEMBERED)
+        self._offered: dict[str, _Said] = {}
+        """What a restored broker was told again, and which groups others had consumed by then, by nonce."""
+        self._began_with_update = False
+        self._pending = ""
+        """Nonce of the commit whose outcome is not known yet."""
         self.head: Head | None = None
         self.revision = 0
 
@@ -73,14 +80,20 @@ class HeadWriter:
         """Go on from a head that an earlier process of this learner committed."""
         self.head, self.revision = resumed.head, resumed.revision
         if resumed.head is not None:
+            self._began_with_update = resumed.head.count > 0
             uploaded = resumed.head.model_copy(update={"nonce": resumed.uploaded_nonce})
             self._said += [_Said(uploaded, {}), _Said(resumed.head, resumed.unlisted)]
 
-    async def commit(self, head: Head, consumed: Consumed) -> Head:
+    async def commit(
+        self, head: Head, consumed: Consumed, upload: Callable[[], Awaitable[None]] | None = None
+    ) -> Head:
         """Write all or nothing, however long that takes; returns the head as it was stored.
 
-        Raises Conflict if a peer consumed a group of it, FencedError if another process writes this head.
+        ``upload`` stores what the head names, again if need be: a process of this name that the broker has
+        forgotten with its disk may have removed it. Raises Conflict if a peer consumed a group of it,
+        FencedError if another process writes this head.
         """
+        self._pending = head.nonce
         await self._until_the_run_is_there()
         wait_s = RETRY_FIRST_S
         while True:
@@ -89,16 +102,19 @@ class HeadWriter:
                 self.revision = await self._ring.bus.commit(Bucket.POLICY, writes)
                 break
             except (WrongRevision, UnknownOutcome) as exc:
+                whole = self.head is not None or await self._ring.persist(self._genesis_is_claimed)
                 entry = await self._ring.persist(lambda: self._ring.bus.get(Bucket.POLICY, self._key))
                 if self._is_ours(entry, head.nonce):
                     assert entry is not None
                     self.revision = entry.revision
                     break
                 if self._is_as_it_was(entry):
-                    if isinstance(exc, WrongRevision):
+                    if whole and isinstance(exc, WrongRevision):
                         raise Conflict from exc
-                elif entry is not None:
+                elif entry is not None or await self._was_restored_without_us():
                     head = await self._say_again(entry, head)
+                    if upload is not None:
+                        await upload()
             except BusError as exc:
                 self._ring.log.warning("commit_retried", error=str(exc) or type(exc).__name__, wait_s=wait_s)
             await self._ring.pause(wait_s)
@@ -107,10 +123,27 @@ class HeadWriter:
         self._said.append(_Said(head, dict(consumed)))
         return head
 
+    async def check_alone(self, seen: Head) -> None:
+        """Raises FencedError if ``seen`` was written by another process, and its head still stands."""
+        if self._wrote(seen.nonce):
+            return
+        entry = await self._ring.persist(lambda: self._ring.bus.get(Bucket.POLICY, self._key))
+        if entry is not None and not self._wrote(_nonce(entry)):
+            raise fenced(self._ring.identity.node)
+
+    def _wrote(self, nonce: str) -> bool:
+        known = (said.head.nonce for said in self._said)
+        return nonce == self._pending or nonce in self._offered or nonce in known
+
     async def _until_the_run_is_there(self) -> None:
         """A first head expects nothing, so it must not reach a broker that is only being restored."""
         while self.head is None and not await self._ring.persist(self._genesis_is_claimed):
             await self._ring.pause(RETRY_MAX_S)
+
+    @property
+    def _knows_all(self) -> bool:
+        """Whether every group that was ever consumed under this head can be said again."""
+        return not self._began_with_update and len(self._said) < REMEMBERED
 
     async def _genesis_is_claimed(self) -> bool:
         return await self._ring.bus.get(Bucket.RUN, GENESIS_KEY) is not None
@@ -126,30 +159,60 @@ class HeadWriter:
     def _is_ours(entry: Entry | None, nonce: str) -> bool:
         return entry is not None and _nonce(entry) == nonce
 
-    async def _say_again(self, entry: Entry, head: Head) -> Head:
-        """The broker has an older head of ours: it was restored from the bucket. Commit again what it does
-        not know; returns ``head`` without the groups that others have consumed meanwhile."""
-        nonces = [said.head.nonce for said in self._said]
-        found = _nonce(entry)
-        if found not in nonces or self.head is None:
-            raise fenced(self._ring.identity.node)
-        missing = list(self._said)[nonces.index(found) + 1 :]
-        groups = {group: outcome for said in missing for group, outcome in said.consumed.items()}
-        taken = {group: outcome for group, outcome in groups.items() if await self._is_done(group)}
-        self.head, head = without(self.head, taken), without(head, taken)
-        self.revision = entry.revision
-        if missing:
-            writes = [write for said in missing for write in _done(said.head, said.consumed, taken)]
-            try:
-                self.revision = await self._ring.bus.commit(Bucket.POLICY, [*writes, self._write(self.head)])
-            except BusError as exc:  # what stands there now is looked at again
-                self._ring.log.warning("commit_retried", error=str(exc) or type(exc).__name__)
-                return head
-        await self._ring.tell("head_restored", count=self.head.count, groups_said_again=len(groups))
-        return head
+    async def _was_restored_without_us(self) -> bool:
+        """Whether the broker has the run and not our head, though all of it can be said again: the bucket
+        has no update of ours that was certainly committed."""
+        if not self._knows_all or not await self._ring.persist(self._genesis_is_claimed):
+            return False
+        return await self._ring.persist(lambda: self._ring.bus.get(Bucket.POLICY, self._key)) is None
 
-    async def _is_done(self, group: str) -> bool:
-        return await self._ring.persist(lambda: is_done(self._ring.bus, group))
+    async def _say_again(self, entry: Entry | None, head: Head) -> Head:
+        """The broker has an older head of ours, or none: it was restored from the bucket. Commit again what it
+        does not know; returns ``head`` without the groups that others have consumed meanwhile."""
+        found = _nonce(entry) if entry is not None else ""
+        nonces = [said.head.nonce for said in self._said]
+        if self.head is None or (entry is not None and found not in (*nonces, *self._offered)):
+            raise fenced(self._ring.identity.node)
+        revision = entry.revision if entry is not None else 0
+        if found in self._offered:  # an earlier try was stored after all
+            return await self._restored(revision, self._offered[found], head)
+        missing = list(self._said)[nonces.index(found) + 1 if entry is not None else 0 :]
+        if not missing:
+            self.revision = revision
+            return head
+        writes, taken = await self._writes_again(missing)
+        base = without(self.head, taken).model_copy(update={"nonce": self._ring.nonce()})
+        offer = self._offered[base.nonce] = _Said(base, taken)
+        try:
+            write = Write(self._key, encode(base, self._ring.identity), expected=revision)
+            revision = await self._ring.bus.commit(Bucket.POLICY, [*writes, write])
+        except BusError as exc:  # what stands there now is looked at again
+            self._ring.log.warning("commit_retried", error=str(exc) or type(exc).__name__)
+            return head
+        return await self._restored(revision, offer, head)
+
+    async def _writes_again(self, missing: Sequence[_Said]) -> tuple[list[Write], Consumed]:
+        """What marks the groups of ``missing`` as consumed, and those of them that somebody else has."""
+        writes: list[Write] = []
+        taken: dict[str, str] = {}
+        for said in missing:
+            for group, outcome in said.consumed.items():
+                key = done_key(group)
+                there = await self._ring.persist(partial(self._ring.bus.get, Bucket.POLICY, key))
+                if there is not None and outcome_of(there.value) != UNCERTAIN:
+                    taken[group] = outcome
+                    continue
+                expected = there.revision if there is not None else 0
+                writes.append(done_write(group, outcome, said.head.learner, said.head.count, expected))
+        return writes, taken
+
+    async def _restored(self, revision: int, offer: _Said, head: Head) -> Head:
+        """The broker knows everything again, but that others ``consumed`` some of it."""
+        self._offered.clear()
+        self.revision, self.head = revision, offer.head
+        self._said.append(_Said(offer.head, {}))
+        await self._ring.tell("head_restored", count=offer.head.count, groups_lost=len(offer.consumed))
+        return without(head, offer.consumed)
 
 
 async def is_done(bus: Bus, group_id: str) -> bool:
@@ -172,11 +235,10 @@ def outcome_of(value: bytes) -> str:
     return value.decode(errors="replace").partition(" ")[0]
 
 
-def _done(head: Head, consumed: Consumed, besides: Collection[str] = ()) -> list[Write]:
+def _done(head: Head, consumed: Consumed) -> list[Write]:
     return [
         done_write(group, outcome, head.learner, head.count, expected=0)
         for group, outcome in consumed.items()
-        if group not in besides
     ]
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from protocol.clock import GENESIS
@@ -33,6 +33,10 @@ STEPS_WAITING_MAX = 3
 
 GROUPS_MAX = BATCH_WRITES_MAX - 1
 """Groups of one commit; the head is its last write."""
+
+
+Upload = Callable[[], Awaitable[None]]
+"""Puts an update into the store; again is harmless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +109,7 @@ class Committer:
         """
         self._genesis, self._unlisted = genesis, dict(resumed.unlisted)
         self._writer.resume(resumed)
-        head = resumed.head
-        if head is None:
-            return
+        head = resumed.head or nothing_committed(self._ring.spec.name, self._ring.identity.node)
         # From now on nothing that an earlier process may have sent can be stored: it expects another head.
         await self._writer.commit(head.model_copy(update={"nonce": self._ring.nonce()}), {})
         for path in await self._ring.persist(lambda: self._store.list(f"{head.run}/updates/{head.learner}")):
@@ -115,6 +117,11 @@ class Committer:
             if count > head.count or (count == head.count and path != head.path):
                 await self._ring.persist(functools.partial(self._store.delete, path))
                 self._ring.log.info("upload_removed", path=path)
+
+    async def check_alone(self, seen: Head | None) -> None:
+        """Raises FencedError if another process wrote ``seen``, a head under this learner's name."""
+        if seen is not None:
+            await self._writer.check_alone(seen)
 
     async def submit(self, step: FinishedStep) -> float:
         """Queue a step; returns the seconds for which the queue was full."""
@@ -157,10 +164,11 @@ class Committer:
 
     async def _make_permanent(self, step: FinishedStep) -> None:
         started = self._ring.clock.monotonic()
-        head = await self._uploaded(step, self._next_head(step))
+        head, upload = await self._prepared(step, self._next_head(step))
+        await upload()
         uploaded = self._ring.clock.monotonic()
         try:
-            head = await self._writer.commit(head, step.consumed)
+            head = await self._writer.commit(head, step.consumed, upload)
         except Conflict:
             if step.published is not None:  # what was never committed must not look like it after a loss
                 await self._ring.persist(lambda: self._store.delete(head.path), patient=True)
@@ -182,11 +190,11 @@ class Committer:
             publish_s=self._ring.clock.monotonic() - started,
         )
 
-    async def _uploaded(self, step: FinishedStep, head: Head) -> Head:
-        """Upload the step's update, if it has one; returns ``head`` with its path."""
+    async def _prepared(self, step: FinishedStep, head: Head) -> tuple[Head, Upload]:
+        """The head with the path of the step's update, if it has one, and what uploads it."""
         published, before = step.published, self._writer.head
         if published is None:
-            return head
+            return head, _nothing
         manifest, files, named = await self._offload(
             lambda: update_entry(
                 published,
@@ -200,8 +208,11 @@ class Committer:
         )
         # Its first upload tells an operator of a store that denies writing; later a step is worth the wait.
         proven = before is not None and before.count > 0
-        await self._ring.persist(lambda: self._store.publish(manifest, files), patient=proven)
-        return named
+
+        async def upload() -> None:
+            await self._ring.persist(lambda: self._store.publish(manifest, files), patient=proven)
+
+        return named, upload
 
     def _next_head(self, step: FinishedStep) -> Head:
         learner, published = self._ring.identity.node, step.published
@@ -225,6 +236,10 @@ class Committer:
                 "floor": step.floor,
             }
         return before.model_copy(update=changes)
+
+
+async def _nothing() -> None:
+    """There is nothing to upload."""
 
 
 def nothing_committed(run: str, learner: str) -> Head:

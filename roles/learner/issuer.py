@@ -95,12 +95,17 @@ class Issuer:
         self.wake = asyncio.Event()
 
     async def resume(self, head: Head) -> None:
-        """Go on at the later of the committed cursor and the one kept beside the queue."""
+        """Go on at the later of the committed cursor and the one kept beside the queue.
+
+        From now on there is one: that it is gone tells of a broker that lost its disk.
+        """
         entry = await self._ring.persist(lambda: self._ring.bus.get(Bucket.RUN, self._key))
         kept = Cursor.parse(entry.value) if entry else Cursor(0)
         self.outstanding = Outstanding(min(head.floor, kept.next), max(head.cursor, kept.next))
         self._revision = entry.revision if entry else 0
         self._lost = kept.restored
+        if entry is None:
+            await self._keep_cursor()
 
     def settled(self, group_ids: Iterable[str]) -> None:
         """These groups were consumed or buried; only this learner's own matter."""

@@ -24,15 +24,15 @@ from protocol.clock import GENESIS, VectorClock
 from protocol.limits import LEARNERS_MAX
 from protocol.messages import Head
 from protocol.ports import AdapterStore, Offload
-from protocol.subjects import FINISHED_KEY, Bucket
 from roles.learner.batch import Batch, make_batch
 from roles.learner.buffer import Buffer, Candidate, Dropped
 from roles.learner.caretaker import Caretaker, Committed
 from roles.learner.checkpoint import claim_genesis, find_head, load_state
 from roles.learner.collector import Collector
-from roles.learner.commit import fenced, is_done
+from roles.learner.commit import is_done
 from roles.learner.committer import GROUPS_MAX, STEPS_WAITING_MAX, Committer, FinishedStep, nothing_committed
 from roles.learner.evaluation import Evaluator
+from roles.learner.finish import finish_run
 from roles.learner.issuer import Issuer, TaskStream
 from roles.learner.janitor import Janitor
 from roles.learner.merger import Merger
@@ -144,8 +144,7 @@ class Learner:
         ends = self._finished and not self._peers.finished and not stop.is_set()
         await self._caretaker.finish(stop, finished=ends)
         if ends and not stop.is_set():
-            await self._ring.persist(lambda: self._ring.bus.put(Bucket.RUN, FINISHED_KEY, b"1"))
-            await self._ring.tell("run_finished", version=self._stepper.register.version)
+            await finish_run(self._ring, self._store, self._stepper.register.version)
 
     @property
     def _finished(self) -> bool:
@@ -266,9 +265,7 @@ class Learner:
 
     async def _merge_peers(self) -> None:
         """Between steps, take in what peers have published meanwhile; unpublished progress is kept."""
-        own = self._ring.identity.node
-        if self._policies.newest[own] > self._stepper.register.count:
-            raise fenced(own)
+        await self._committer.check_alone(self._policies.heads.get(self._ring.identity.node))
         for update in self._merger.take(self._stepper.register.clock):
             await self._merge(update)
 

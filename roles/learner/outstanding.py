@@ -59,21 +59,15 @@ class Outstanding:
         """The lowest number that is not settled."""
         return self._floor
 
-    @property
-    def settled_beyond(self) -> int:
-        """How many numbers above the floor are settled."""
-        return len(self._settled)
-
     def issued(self, count: int) -> None:
         """So many more tasks were issued."""
         self.cursor += count
+        self._advance()
 
     def settle(self, numbers: Iterable[int]) -> None:
-        """These tasks were trained, dropped or buried, by whomever."""
-        self._settled |= {number for number in numbers if self._floor <= number < self.cursor}
-        while self._floor in self._settled:
-            self._settled.remove(self._floor)
-            self._floor += 1
+        """These tasks were trained, dropped or buried, by whomever: also one that is still being issued."""
+        self._settled |= {number for number in numbers if self._floor <= number}
+        self._advance()
 
     def oldest(self, count: int) -> list[int]:
         """The lowest numbers that are not settled, at most ``count``."""
@@ -82,3 +76,8 @@ class Outstanding:
     def all(self) -> list[int]:
         """Every number that is not settled."""
         return self.oldest(self.cursor - self._floor)
+
+    def _advance(self) -> None:
+        while self._floor in self._settled and self._floor < self.cursor:
+            self._settled.remove(self._floor)
+            self._floor += 1

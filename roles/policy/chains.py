@@ -21,6 +21,10 @@ from protocol.manifest import EntryKind, Manifest
 TRAINED = "trained"
 """Outcome of a trained group; a dropped one's is the reason."""
 
+UNCERTAIN = "uncertain"
+"""Outcome of a group after a loss of the broker's disk: an upload that may have been committed lists it. Only the
+upload's author, if it knows, says more; nobody trains on it again."""
+
 PREVIOUS = "previous"
 """Key in an update's manifest: the path of its author's update before this one, which was committed too."""
 
@@ -30,8 +34,8 @@ class Chains:
     """Committed updates by learner, oldest first, and what could not be told."""
 
     updates: dict[str, list[Manifest]] = field(default_factory=dict)
-    uncertain: list[str] = field(default_factory=list)
-    """Paths of uploads that may have been committed: they contradict each other, so none was taken."""
+    uncertain: list[Manifest] = field(default_factory=list)
+    """Uploads that may have been committed: they contradict each other, so none was taken."""
 
     @property
     def consumed(self) -> dict[str, tuple[str, Manifest]]:
@@ -67,7 +71,7 @@ def committed_chains(manifests: Iterable[Manifest]) -> Chains:
     for author, candidates in possible.items():
         rivals = [tip for other, found in possible.items() if other != author for tip in found]
         sure = [tip for tip in candidates if not _contradicted(tip, candidates, rivals, everything.values())]
-        chains.uncertain += [tip.path for tip in candidates if tip not in sure]
+        chains.uncertain += [tip for tip in candidates if tip not in sure]
         chains.updates[author] = _walk(everything, [sure[0].path if sure else before[author]])
     return chains
 

@@ -188,10 +188,7 @@ class Policies:
 
     async def version(self, clock: VectorClock) -> float:
         """Summed weights of all updates in ``clock``. Raises StoreNotFound for an update nobody published."""
-        for learner, count in clock:
-            if (learner, count) not in self._weights:
-                self._weights[learner, count] = (await self._manifest(learner, count)).weight
-        return version_of(self._weights[learner, count] for learner, count in clock)
+        return version_of([await self._weight(learner, count) for learner, count in clock])
 
     async def _compose(self, clock: VectorClock, updates: dict[str, Update]) -> PolicyVersion:
         def work() -> tuple[Factors, str]:
@@ -246,6 +243,13 @@ class Policies:
                     # Nobody keeps it any more: whoever read this update in time has judged it.
         return [self._steps[key] for key in keys if key in self._steps]
 
+    async def _weight(self, learner: str, count: int) -> float:
+        """Summed weights of a learner's updates up to ``count``."""
+        weight = self._weights.get((learner, count))
+        if weight is None:
+            weight = self._weights[learner, count] = (await self._manifest(learner, count)).weight
+        return weight
+
     async def _manifest(self, learner: str, count: int) -> Manifest:
         return self._checked(await self._store.manifest(await self._path(learner, count)), learner, count)
 
@@ -258,14 +262,15 @@ class Policies:
         return manifest
 
     async def _path(self, learner: str, count: int) -> str:
-        key = (learner, count)
-        if key not in self._paths:
+        path = self._paths.get((learner, count))
+        if path is None:
             prefix = f"{self._ring.spec.name}/updates/{learner}"
             found = [p for p in await self._store.list(prefix) if p.rsplit("/", 1)[1].startswith(f"{count}-")]
             if not found:
                 raise StoreNotFound(f"update {count} of {learner} is not in the store")
-            self._paths[key] = found[0] if len(found) == 1 else await self._committed_path(learner, count)
-        return self._paths[key]
+            path = found[0] if len(found) == 1 else await self._committed_path(learner, count)
+            self._paths[learner, count] = path
+        return path
 
     async def _committed_path(self, learner: str, count: int) -> str:
         """Which of several uploads was committed: a learner that crashed before its commit leaves one that
@@ -273,12 +278,13 @@ class Policies:
         later = min((n for author, n in self._paths if author == learner and n > count), default=None)
         if later is None:
             raise StoreNotFound(f"update {count} of {learner} is not known to be committed")
+        path = ""
         for known in range(later, count, -1):
             manifest = await self._manifest(learner, known)
             if PREVIOUS not in manifest.extra:
                 raise StoreNotFound(f"{manifest.path} does not tell which update came before it")
-            self._paths[learner, known - 1] = manifest.extra[PREVIOUS]
-        return self._paths[learner, count]
+            path = self._paths[learner, known - 1] = manifest.extra[PREVIOUS]
+        return path
 
     async def _claim(self) -> str:
         while True:

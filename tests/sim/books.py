@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 from math import fsum
 
 from protocol.clock import VectorClock
@@ -12,7 +13,8 @@ from protocol.manifest import Manifest
 from protocol.messages import DeadLetter, Event, Head
 from protocol.subjects import TRAINING, Bucket
 from roles.learner.commit import outcome_of
-from roles.policy.chains import PREVIOUS, TRAINED
+from roles.learner.outstanding import Cursor
+from roles.policy.chains import PREVIOUS, TRAINED, UNCERTAIN
 from roles.policy.compose import VERSION_ROUNDING
 from tests.sim.swarm import World
 from tests.sim.watch import composed, genesis_of
@@ -31,11 +33,18 @@ class Books:
     trained: set[str]
     dropped: dict[str, str]
     dead: dict[str, str]
+    """Why a message of a group was buried that ended in no other way."""
     in_flight: set[str]
     heads: dict[str, Head]
     updates: dict[str, list[Manifest]]
     """Committed updates of each learner, oldest first."""
-    events: list[Event]
+    frames: tuple[bytes, ...]
+    """Telemetry."""
+
+    @cached_property
+    def events(self) -> list[Event]:
+        """Telemetry, decoded."""
+        return [decode_as(frame, Event) for frame in self.frames]
 
     def told(self, name: str) -> list[dict[str, object]]:
         """Fields of all events of a name, in order."""
@@ -67,23 +76,27 @@ def read_books(world: World) -> Books:
     }
     letters = [decode_as(frame, DeadLetter) for frame in run.dead]
     entries = run.buckets[Bucket.RUN].below("cursor")
-    cursors = {key.removeprefix("cursor."): int(entry.value) for key, entry in entries.items()}
+    cursors = {key.removeprefix("cursor."): Cursor.parse(entry.value).next for key, entry in entries.items()}
     queues = [run.queues[queue] for queue in TRAINING]
     waiting = [message for queue in queues for message in (*queue._waiting, *queue._taken.values())]
     return Books(
         issued={f"{learner}.{number}" for learner, end in cursors.items() for number in range(end)},
         issued_unsaid={
             f"{learner}.{number}"
-            for learner in heads.keys() | cursors.keys()
+            for learner in world.learners
             for number in range(cursors.get(learner, 0), cursors.get(learner, 0) + IN_FLIGHT_MAX)
         },
         trained={group for group, value in done.items() if value == TRAINED},
         dropped={group: value for group, value in done.items() if value != TRAINED},
-        dead={letter.group_id: letter.detail for letter in letters if letter.group_id},
+        dead={
+            letter.group_id: letter.detail
+            for letter in letters
+            if letter.queue in TRAINING and letter.group_id and letter.group_id not in done
+        },
         in_flight={message.message_id.rpartition(":")[2] for message in waiting},
         heads=heads,
         updates={learner: _chain(world, head) for learner, head in heads.items()},
-        events=[decode_as(frame, Event) for frame in run.events],
+        frames=tuple(run.events),
     )
 
 
@@ -100,23 +113,31 @@ def _chain(world: World, head: Head) -> list[Manifest]:
 def check_promises(world: World, books: Books) -> None:
     """What the design promises; raises AssertionError with what was broken."""
     assert world.watch.broken == [], world.watch.broken[0]
-    check_balance(books)
+    check_balance(world, books)
     check_exactly_once(books)
     check_staleness(world, books)
     check_bytes(world, books)
 
 
-def check_balance(books: Books) -> None:
+def check_progress(world: World, books: Books) -> None:
+    """What holds at any moment, not only at the end."""
+    assert world.watch.broken == [], world.watch.broken[0]
+    check_balance(world, books)
+    check_exactly_once(books)
+
+
+def check_balance(world: World, books: Books) -> None:
     """Issued = trained + dropped + dead + in flight, and each group is one of these."""
     trained, dropped, dead = books.trained, books.dropped.keys(), books.dead.keys()
-    vanished = books.issued - trained - dropped - dead - books.in_flight
-    assert vanished == set(), f"groups vanished: {vanished}"
-    assert trained & dead == set(), "trained and dead"
-    assert dropped & dead == set(), "dropped and dead"
+    vanished = books.issued - trained - dropped - dead - books.in_flight - world.forgotten
+    assert vanished == set(), f"groups vanished: {', '.join(sorted(vanished))}"
+    lost = world.trained_before - trained - dropped
+    assert lost == set(), f"trained before the disk was lost, and now unknown: {', '.join(sorted(lost))}"
     ahead = (trained | dropped | dead) - books.issued
     assert ahead <= books.issued_unsaid, f"groups that nobody issued: {ahead - books.issued_unsaid}"
     assert sum(head.groups_trained for head in books.heads.values()) == len(trained)
-    assert sum(sum(head.groups_dropped.values()) for head in books.heads.values()) == len(dropped)
+    committed = [group for group, outcome in books.dropped.items() if outcome != UNCERTAIN]
+    assert sum(sum(head.groups_dropped.values()) for head in books.heads.values()) == len(committed)
 
 
 def check_exactly_once(books: Books) -> None:

@@ -14,10 +14,8 @@ from node.memory_store import StoreFault
 from protocol.runspec import RunSpec
 from tests.sim.swarm import a_small_run
 
-STORM_S = 45.0
+STORM_S = 40.0
 """Large faults begin within so long."""
-QUIET_S = 60.0
-"""From then on nothing goes wrong any more: everything has healed, thawed and come back."""
 WRONG_CLOCK_S = 6 * 3600.0
 SKEW = 0.01
 
@@ -40,12 +38,14 @@ class Kind(StrEnum):
     """SIGTERM, and a new process some time later."""
     RESTART_BROKER = "restart_broker"
     """Kill -9 of the broker, which comes back on its disk."""
+    LOSE_DISK = "lose_disk"
+    """The broker comes back without its disk; some time later an operator types ``grpo-node recover``."""
     STORE_OUTAGE = "store_outage"
     REDELIVER = "redeliver"
     """The broker hands messages out again although their takers are alive."""
 
 
-EVERYBODY = frozenset({Kind.RESTART_BROKER, Kind.STORE_OUTAGE, Kind.REDELIVER})
+EVERYBODY = frozenset({Kind.RESTART_BROKER, Kind.LOSE_DISK, Kind.STORE_OUTAGE, Kind.REDELIVER})
 """Large faults that are nobody's in particular."""
 
 

@@ -8,9 +8,14 @@ from pathlib import Path
 
 from node.entry_cache import EntryCache
 from node.memory_store import MemoryBucket, MemoryStore, Operation, StoreFault
+from node.runs import store_settings
+from protocol.codec import encode
+from protocol.identity import Identity
+from protocol.messages import RunState
+from protocol.subjects import SPEC_KEY, Bucket
 from tests.sim.line import Line
 from tests.sim.peer_clock import PeerClock
-from tests.sim.plan import CALM, Machine, Odds, Plan, machine_of
+from tests.sim.plan import CALM, Kind, Machine, Odds, Plan, machine_of
 from tests.sim.site import Site
 from tests.sim.storm_bus import StormBus
 from tests.sim.swarm import Peer, World
@@ -61,10 +66,17 @@ class StormSite(Site):
     bus: StormBus
     store: StormStore
     clock: PeerClock
+    killed = False
+
+    def heal(self) -> None:
+        """Broker and store can be reached again."""
+        self.bus.line.heal()
+        self.store.cut = self.killed
 
     def kill(self) -> None:
         """The process is gone without a word, frozen or not."""
         super().kill()
+        self.killed = True
         self.store.cut = True
         self.clock.thaw()
 
@@ -79,8 +91,33 @@ class Storm(World):
         self.rages = True
         """Small faults happen."""
         self.broker_is_up = True
-        self.store_is_away = False
+        self.stores_away = 0
+        """Outages of the store that go on."""
+        self.happened: list[Kind] = []
         self._processes = 0
+        self._operator: StormSite | None = None
+
+    async def create(self) -> None:
+        """Create the run, with its settings in the bucket, where ``recover`` reads them."""
+        await super().create()
+        creator = Identity.deterministic("operator")
+        await store_settings(self.store(), self.spec, creator)
+        state = RunState(
+            spec_json=self.spec.model_dump_json(), spec_digest=self.spec.digest, creator=creator.node
+        )
+        await self.bus("creator").put(Bucket.RUN, SPEC_KEY, encode(state, creator))
+
+    def operator(self) -> StormSite:
+        """What the person who looks after the run stands on."""
+        if self._operator is None:
+            self._operator = self._site("operator")
+        return self._operator
+
+    @property
+    def can_be_read(self) -> bool:
+        """Whether the broker has the run, with all that ``recover`` restores."""
+        run = self.operator().bus.peek()
+        return run is not None and run.buckets[Bucket.RUN].get(SPEC_KEY) is not None
 
     def odds(self) -> Odds:
         """How likely small faults are right now."""
@@ -91,7 +128,7 @@ class Storm(World):
         start: Callable[[str], Peer] = getattr(self, role)
         return start(name)
 
-    def _site(self, name: str) -> Site:
+    def _site(self, name: str) -> StormSite:
         self._processes += 1
         seed, tell = f"{self.plan.seed}/{name}/{self._processes}", self.trace.teller(name)
         machine: Machine = machine_of(self.plan.seed, name)
@@ -109,6 +146,6 @@ class Storm(World):
             bus.line.lose()
         cache = EntryCache(self._directory / f"{self._processes}")
         store = StormStore(
-            self.bucket, cache, clock, f"{seed}/store", self.odds, lambda: self.store_is_away, tell
+            self.bucket, cache, clock, f"{seed}/store", self.odds, lambda: self.stores_away > 0, tell
         )
         return StormSite(bus, store, clock)

@@ -118,6 +118,13 @@ class World:
         """Prompts that the verifier has other tokens for: their groups end as dead letters."""
         self.policies: list[FakePolicy] = []
         """Of each learner process, in the order of their starts."""
+        self.learners: set[str] = set()
+        """Names of all learners that ever played."""
+        self.forgotten: set[str] = set()
+        """Groups that were consumed when the broker lost its disk and had changed nothing: dropped, dead, or of
+        steps without a gradient. The bucket knows only those that an update lists."""
+        self.trained_before: set[str] = set()
+        """Groups in committed updates when it did: the bucket must know them all."""
         self._directory = directory
         self._faults = faults
         self._stores = 0
@@ -142,6 +149,7 @@ class World:
 
     def learner(self, name: str = "learner-1", *, identity: Identity | None = None) -> Peer:
         """Start a learner, with the key that belongs to its name unless another ``identity`` is given."""
+        self.learners.add(name)
 
         def part(ring: Ring, site: Site) -> Part:
             policy = FakePolicy()

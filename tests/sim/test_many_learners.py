@@ -15,7 +15,7 @@ from protocol.identity import Identity
 from protocol.limits import LEARNERS_MAX
 from protocol.messages import Head
 from protocol.ports import Write
-from protocol.subjects import Bucket, Queue, head_key
+from protocol.subjects import GENESIS_KEY, Bucket, Queue, head_key
 from roles.learner.committer import nothing_committed
 from roles.policy.chains import TRAINED
 from tests.build import a_group, a_task, a_verified_group, an_entry, an_identity
@@ -149,8 +149,10 @@ async def test_a_group_ahead_of_every_head_is_dropped_not_held_for_ever(tmp_path
     clock = VectorClock.of({"ghost": 5})
     entry = {"author": "ghost", "count": 5, "clock": clock, "signer": an_identity("ghost")}
     manifest, files = an_entry("test/updates/ghost/5-abc", **entry)
-    await world.store().publish(manifest, files)
     learner = world.learner()
+    while not world.broker.run(world.spec.name).buckets[Bucket.RUN].get(GENESIS_KEY):
+        await world.clock.sleep(0.05)
+    await world.store().publish(manifest, files)
     verified = a_verified_group(a_group(a_task(group_id="ghost.1", clock=clock)))
     await learner.bus.publish(Queue.VERIFIED, encode(verified, an_identity("verifier-1")), "ghost")
     await finished(learner, world.sampler("sampler-1"), world.sampler("sampler-2"), world.verifier())

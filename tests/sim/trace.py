@@ -11,8 +11,11 @@ import structlog
 
 from node.virtual_time import VirtualClock
 
-DULL = frozenset({"group_sampled", "group_verified"})
+DULL = frozenset({"group_sampled", "group_verified", "role_started", "role_stopped"})
 """Events that say only that all is well."""
+
+KEPT = {"step_trained": ("version", "sample/staleness_max", "batch/groups_per_step", "updated")}
+"""Fields of events that have too many."""
 
 
 class Trace:
@@ -56,7 +59,8 @@ class Trace:
         name, who = str(event.pop("event")), str(event.pop("node", "broker"))
         event.pop("role", None)
         if name not in DULL:
-            self.add(who, name, **event)
+            kept = KEPT.get(name, tuple(event))
+            self.add(who, name, **{key: event[key] for key in kept if key in event})
         raise structlog.DropEvent
 
 

@@ -38,6 +38,9 @@ class HeadWatch(Feed[Entry]):
         self.updates: dict[str, Committed] = {}
         """By path."""
         self.broken: list[str] = []
+        self.uncertain: set[str] = set()
+        """Paths of uploads of which nobody could say, after a loss of the broker's disk, if they were committed:
+        their author's head may go back before them."""
 
     def put(self, item: Entry) -> None:
         """A head was committed."""
@@ -59,6 +62,8 @@ class HeadWatch(Feed[Entry]):
         return counts
 
     def _compare(self, before: Head, head: Head) -> None:
+        if before.path in self.uncertain:
+            return
         if not before.count <= head.count <= before.count + 1:
             self.broken.append(f"the head of {head.learner} went from {before.count} to {head.count}")
         if not before.clock <= head.clock:

@@ -15,7 +15,7 @@ from protocol.ports import Write
 from protocol.subjects import GENESIS_KEY, Bucket, done_key, head_key
 from roles.learner.commit import Conflict, HeadWriter, done_value, outcome_of, without
 from roles.learner.committer import nothing_committed
-from roles.policy.chains import TRAINED
+from roles.policy.chains import TRAINED, UNCERTAIN
 from tests.build import an_identity
 from tests.ground import Fault, FaultyBus, Ground
 
@@ -53,12 +53,16 @@ class Desk:
     def lose_everything(self) -> None:
         """The broker's disk is gone."""
         self.keys.lose()
+        self.ground.run.buckets[Bucket.RUN].delete(GENESIS_KEY)
 
-    def restore(self, head: Head, *groups: str) -> None:
+    def restore(self, head: Head | None, *groups: str, outcome: str = TRAINED) -> None:
         """What ``recover`` writes of a learner, at revisions that nobody has seen."""
         self.keys.write([Write("elsewhere", b"") for _ in range(1000)])
-        done = [Write(done_key(group), done_value(TRAINED, head.learner, head.count)) for group in groups]
-        self.keys.write([*done, Write(KEY, encode(head, an_identity("learner-1")))])
+        for group in groups:
+            self.keys.write([Write(done_key(group), done_value(outcome, "learner-1", 1))])
+        if head is not None:
+            self.keys.write([Write(KEY, encode(head, an_identity("learner-1")))])
+        self.claim_genesis()
 
 
 @in_virtual_time
@@ -141,7 +145,76 @@ async def test_what_a_restored_broker_does_not_know_is_said_again(tmp_path: Path
         "learner-1.3": TRAINED,
     }
     assert (desk.nonce, head.groups_dropped) == ("four", {"stale": 2})
-    assert [event["groups_said_again"] for event in desk.ground.told("head_restored")] == [2]
+    assert len(desk.ground.told("head_restored")) == 1
+
+
+@pytest.mark.parametrize("fault", [Fault.LANDED, Fault.LOST, Fault.ABSENT])
+@in_virtual_time
+async def test_saying_it_again_may_fail_and_loses_nothing(tmp_path: Path, fault: Fault):
+    desk = Desk(tmp_path)
+    await desk.writer.commit(a_head("one"), {})
+    await desk.writer.commit(a_head("two", groups_dropped={"stale": 2}), {"learner-1.1": "stale", "x.2": "stale"})
+    desk.lose_everything()
+    desk.restore(a_head("one"))
+    desk.keys.write([Write(done_key("x.2"), b"trained x:7")])
+    desk.bus.commit_faults += [None, fault, fault]
+    head = await desk.writer.commit(a_head("three", groups_dropped={"stale": 2}), {"learner-1.3": TRAINED})
+    assert desk.done == {"learner-1.1": "stale", "learner-1.3": TRAINED, "x.2": TRAINED}
+    assert (desk.nonce, head.groups_dropped) == ("three", {"stale": 1})
+
+
+@in_virtual_time
+async def test_a_broker_restored_without_this_head_is_told_everything(tmp_path: Path):
+    """The bucket has no update of a learner that has only dropped groups so far."""
+    desk = Desk(tmp_path)
+    await desk.writer.commit(a_head("one"), {})
+    await desk.writer.commit(a_head("two", groups_dropped={"stale": 1}), {"learner-1.1": "stale"})
+    desk.lose_everything()
+    desk.restore(None)
+    await desk.writer.commit(a_head("three", groups_dropped={"stale": 1}), {"learner-1.3": TRAINED})
+    assert (desk.nonce, desk.done) == ("three", {"learner-1.1": "stale", "learner-1.3": TRAINED})
+
+
+@in_virtual_time
+async def test_only_who_knows_that_it_was_committed_takes_a_group_that_is_uncertain(tmp_path: Path):
+    desk = Desk(tmp_path)
+    await desk.writer.commit(a_head("one"), {})
+    await desk.writer.commit(a_head("two", groups_trained=1), {"learner-1.1": TRAINED})
+    desk.lose_everything()
+    desk.restore(a_head("one"), "learner-1.1", "learner-1.2", outcome=UNCERTAIN)
+    with pytest.raises(Conflict):  # it does not know whether this was committed before
+        await desk.writer.commit(a_head("three", groups_trained=2), {"learner-1.2": TRAINED})
+    assert desk.done == {"learner-1.1": TRAINED, "learner-1.2": UNCERTAIN}
+
+
+@in_virtual_time
+async def test_what_a_head_names_is_uploaded_again_after_a_restoration(tmp_path: Path):
+    """A process of the same name, whom the broker forgot, may have removed it."""
+    desk = Desk(tmp_path)
+    uploads = []
+
+    async def upload() -> None:
+        uploads.append(desk.nonce)
+
+    await desk.writer.commit(a_head("one"), {}, upload)
+    assert uploads == []
+    desk.lose_everything()
+    desk.restore(a_head("one"))
+    await desk.writer.commit(a_head("two"), {}, upload)
+    assert uploads == ["one"]
+
+
+@in_virtual_time
+async def test_a_head_by_another_process_is_noticed_without_a_commit(tmp_path: Path):
+    desk = Desk(tmp_path)
+    await desk.writer.commit(a_head("one"), {})
+    await desk.writer.commit(a_head("two"), {})
+    await desk.writer.check_alone(a_head("one"))
+    theirs = a_head("theirs")
+    await desk.writer.check_alone(theirs)  # it came late: ours stands
+    desk.keys.write([Write(KEY, encode(theirs, an_identity("learner-1")))])
+    with pytest.raises(FencedError):
+        await desk.writer.check_alone(theirs)
 
 
 @in_virtual_time

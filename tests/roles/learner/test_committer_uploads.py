@@ -49,7 +49,8 @@ async def test_a_step_repeated_after_a_crash_with_other_drops_is_another_upload(
     ground = Ground(tmp_path)
     crashed, successor = Bench(ground), Bench(ground)
     lost = crashed.step("learner-1.0")
-    await crashed.committer._uploaded(lost, crashed.committer._next_head(lost))
+    _, upload = await crashed.committer._prepared(lost, crashed.committer._next_head(lost))
+    await upload()
     drop = Dropped("learner-1.9", DropReason.STALE, Lease(Handed()))
     async with running(successor.committer):
         await successor.committer.submit(successor.step("learner-1.0", drops=(drop,)))

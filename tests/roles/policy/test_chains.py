@@ -72,13 +72,13 @@ def test_of_two_tips_that_exclude_each_other_the_one_that_a_peer_has_merged_is_t
     uploads = [an_upload("a", 1, "g.1"), an_upload("b", 1, "g.1"), an_upload("c", 1, "g.5", b=1)]
     chains = committed_chains(uploads)
     assert names(chains) == {"a": [], "b": ["1-"], "c": ["1-"]}
-    assert chains.uncertain == ["test/updates/a/1-"]
+    assert [upload.path for upload in chains.uncertain] == ["test/updates/a/1-"]
 
 
 def test_of_two_tips_that_exclude_each_other_none_is_taken_without_a_witness():
     chains = committed_chains([an_upload("a", 1, "g.1"), an_upload("b", 1, "g.1")])
     assert names(chains) == {"a": [], "b": []}
-    assert chains.uncertain == ["test/updates/a/1-", "test/updates/b/1-"]
+    assert [upload.path for upload in chains.uncertain] == ["test/updates/a/1-", "test/updates/b/1-"]
 
 
 def test_a_group_that_was_dropped_counts_as_consumed():
