@@ -30,9 +30,9 @@ check: setup
     '{{ bin }}/lint-imports' --no-logo
     '{{ bin }}/python' -m pytest tests/test_tidy.py
 
-# The swarm's own tests on the in-memory bus, without processes or sockets.
+# A swarm in bad weather under virtual time: 200 seeds; `just sim --seed N` replays one.
 sim *args: setup
-    @'{{ bin }}/python' -m pytest tests/sim "$@"
+    @'{{ bin }}/python' -m tests.sim "$@"
 
 # Real processes and a real broker, one after the other (minutes).
 e2e *args: setup

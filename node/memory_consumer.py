@@ -68,13 +68,13 @@ class MemoryDelivery:
                 except UnknownOutcome as exc:
                     unknown = exc
                 asked = True
-                self.settle()  # with its credit free, the message can be handed out again to this very node
+                self.free()  # with its credit free, the message can be handed out again to this very node
                 await self._clock.sleep(ACK_RETRY_S)
         except BrokerAbsent:
             if not asked:
                 raise
         finally:
-            self.settle()
+            self.free()
         raise unknown
 
     async def release(self, delay_s: float = 0.0) -> None:
@@ -96,10 +96,10 @@ class MemoryDelivery:
             with suppress(BusError):
                 await self._bus.ask(lambda run: effect(run.queues[self._queue]))
         finally:
-            self.settle()
+            self.free()
 
-    def settle(self) -> None:
-        """Free its credit, once; says nothing to the broker."""
+    def free(self) -> None:
+        """Count it no longer against its taker's credit; says nothing to the broker."""
         if not self._settled:
             self._settled = True
             self._on_settled()
@@ -147,7 +147,7 @@ class MemoryConsumer:
                 self._ask()
                 if self._clock.monotonic() - delivery.received_at < self._ack_wait_s:
                     return delivery
-                delivery.settle()  # its ack_wait is over, somebody else has it by now
+                delivery.free()  # its ack_wait is over, somebody else has it by now
             if self._closed:
                 raise BrokerAbsent("this consumer is closed")
             self._news.clear()
@@ -190,7 +190,7 @@ class MemoryConsumer:
         back, self._ready = self._ready, deque()
         run = self._bus.peek()
         for delivery in back:
-            delivery.settle()
+            delivery.free()
             if run is not None and self._bus.connected:
                 run.queues[self._queue].postpone(delivery.sequence, 0.0)
 

@@ -53,18 +53,18 @@ class NatsDelivery:
         try:
             await self._confirm()
         finally:
-            self.settle()
+            self.free()
         if self.forget is not None:
             await self.forget()
 
     async def release(self, delay_s: float = 0.0) -> None:
         """Give it to somebody else; best effort."""
-        self.settle()
+        self.free()
         await self._say(f'-NAK {{"delay": {int(delay_s * 1e9)}}}'.encode() if delay_s > 0 else b"-NAK")
 
     async def reject(self) -> None:
         """Never deliver it again; best effort."""
-        self.settle()
+        self.free()
         await self._say(b"+TERM")
         if self.forget is not None:
             await self.forget()
@@ -80,7 +80,7 @@ class NatsDelivery:
                 await self._link.request(self._reply, b"+ACK", timeout_s=ACK_RETRY_S)
             except UnknownOutcome as exc:
                 unknown = exc
-                self.settle()  # with its credit free, the message can be handed out again to this very node
+                self.free()  # with its credit free, the message can be handed out again to this very node
             except BrokerAbsent:
                 if unknown is None:
                     raise
@@ -94,8 +94,8 @@ class NatsDelivery:
         with suppress(BusError):
             await self._link.send(self._reply, word)
 
-    def settle(self) -> None:
-        """Free its credit, once; says nothing to the broker."""
+    def free(self) -> None:
+        """Count it no longer against its taker's credit; says nothing to the broker."""
         if not self._settled:
             self._settled = True
             self._on_settled()

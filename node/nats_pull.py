@@ -84,7 +84,7 @@ class NatsConsumer:
             delivery, received_at = item
             if asyncio.get_running_loop().time() - received_at < self._ack_wait_s:
                 return delivery
-            delivery.settle()  # its ack_wait is over, somebody else has it by now
+            delivery.free()  # its ack_wait is over, somebody else has it by now
 
     async def close(self) -> None:
         """Stop asking and give back what next() never handed out."""
@@ -201,7 +201,7 @@ class NatsConsumer:
         try:
             data = None if ref is None else await self._blobs.get(ref)
             if data is None and await self._is_settled(delivery):
-                delivery.settle()  # another taker acknowledged it and removed the payload
+                delivery.free()  # another taker acknowledged it and removed the payload
                 return
         except BusError:
             await delivery.release(BLOB_RETRY_S)

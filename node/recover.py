@@ -9,7 +9,9 @@ no new node joins before the settings are. Repeated after an interruption it goe
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -20,7 +22,7 @@ import structlog
 from node.run_bus import RunBus, find_run
 from node.runs import RunLost, check_same, create_run
 from node.stores import open_store
-from protocol.codec import decode, encode, readable
+from protocol.codec import decode, encode
 from protocol.errors import OperatorError, StoreCorrupt, StoreNotFound, WrongRevision
 from protocol.identity import Identity
 from protocol.limits import BATCH_WRITES_MAX
@@ -28,12 +30,23 @@ from protocol.manifest import Manifest
 from protocol.messages import Head, RunState
 from protocol.ports import AdapterStore, Bus
 from protocol.runspec import RunSpec
-from protocol.subjects import DONE, FINISHED_KEY, GENESIS_KEY, HEADS, SPEC_KEY, Bucket, cursor_key, done_key, head_key
-from roles.learner.commit import done_write
+from protocol.subjects import (
+    DONE,
+    FINISHED_KEY,
+    GENESIS_KEY,
+    RECOVER_KEY,
+    SPEC_KEY,
+    Bucket,
+    cursor_key,
+    done_key,
+    head_key,
+)
+from roles.learner.commit import done_write, outcome_of
 from roles.learner.finish import finished_path
 from roles.learner.outstanding import Cursor, task_of
 from roles.learner.update_entry import GENESIS_DIGEST, HEAD_FILE
-from roles.policy.chains import UNCERTAIN, Chains, committed_chains, outcomes
+from roles.policy.chains import UNCERTAIN, Chains, chains_up_to, committed_chains, outcomes
+from roles.policy.update_paths import counts_by_path, named_update
 
 log = structlog.get_logger()
 
@@ -64,18 +77,16 @@ async def recover_run(bus: RunBus, store: AdapterStore, run: str, identity: Iden
             f"this broker holds run {run!r}; nothing was changed: recover is for one that lost it"
         )
     spec = await read_spec(store, run)
-    chains = committed_chains(await _manifests(store, f"{run}/updates"))
+    manifests = await _uploads(store, run)
+    await bus.create_run(spec)
+    chains = await _decided(bus, manifests)
     frames = {learner: await _head(store, chain) for learner, chain in chains.updates.items() if chain}
     heads = {learner: decode(frame).expect(Head) for learner, frame in frames.items()}
     genesis = await _claimed_genesis(store, run, chains)
-    await bus.create_run(spec)
-    there = await _heads_there(bus, chains)
     await _restore_done(bus, chains)
-    heads |= there
-    for learner, head in heads.items():
-        if learner in frames:
-            await _put_new(bus, Bucket.POLICY, head_key(learner), frames[learner])
-        await _put_new(bus, Bucket.RUN, cursor_key(learner), str(_cursor(chains, head)).encode())
+    for learner, frame in frames.items():
+        await _put_new(bus, Bucket.POLICY, head_key(learner), frame)
+        await _put_new(bus, Bucket.RUN, cursor_key(learner), str(_cursor(chains, heads[learner])).encode())
     if genesis:
         await _put_new(bus, Bucket.RUN, GENESIS_KEY, genesis.encode())
     if await _is_finished(store, run):
@@ -107,16 +118,31 @@ async def create_or_recover(bus: RunBus, spec: RunSpec, identity: Identity, cach
 
 async def read_spec(store: AdapterStore, run: str) -> RunSpec:
     """The settings that ``create`` stored. Raises OperatorError if there are none, or several."""
-    paths = [path for path in await store.list(run) if path.startswith(f"{run}/run-")]
+    paths = [path for path in await store.list(run) if _is_digest(path, f"{run}/run-")]
     if len(paths) != 1:
         what = f"several settings ({', '.join(paths)}); delete all but one" if paths else "no such run"
         raise OperatorError(f"run {run!r} cannot be recovered: the store holds {what}")
     return RunSpec.model_validate_json((await store.fetch(paths[0]) / RUN_FILE).read_bytes())
 
 
-async def _manifests(store: AdapterStore, prefix: str) -> list[Manifest]:
-    """All manifests below ``prefix``. Raises StoreError if one is listed that cannot be read: without it an
-    author's older updates could not be told from uploads that were never committed."""
+def _is_digest(path: str, prefix: str) -> bool:
+    """Whether ``path`` is ``prefix`` and 16 hex digits; what a person put beside such entries is not ours."""
+    return path.startswith(prefix) and re.fullmatch("[0-9a-f]{16}", path.removeprefix(prefix)) is not None
+
+
+async def _uploads(store: AdapterStore, run: str) -> list[Manifest]:
+    """All updates in the bucket, committed or not; what has another name is left alone. Raises StoreError."""
+    listed = await store.list(f"{run}/updates")
+    named = counts_by_path(listed)
+    if strange := [path for path in listed if path not in named]:
+        log.warning("entries_not_ours", count=len(strange), first=strange[0])
+    found = await _manifests(store, list(named))
+    return [m for m in found if named_update(m.path) == (m.author, m.count)]
+
+
+async def _manifests(store: AdapterStore, paths: Sequence[str]) -> list[Manifest]:
+    """The manifests of listed ``paths``. Raises StoreError if one cannot be read: without it an author's
+    older updates could not be told from uploads that were never committed."""
 
     async def read(path: str) -> Manifest | None:
         try:
@@ -127,13 +153,22 @@ async def _manifests(store: AdapterStore, prefix: str) -> list[Manifest]:
             raise
 
     try:
-        paths = await store.list(prefix)
         found: list[Manifest | None] = []
         for start in range(0, len(paths), READ_AT_ONCE):
             found += await asyncio.gather(*(read(path) for path in paths[start : start + READ_AT_ONCE]))
     except (StoreCorrupt, StoreNotFound) as exc:
         raise type(exc)(f"{exc}; try again, or delete that entry to recover without it") from exc
     return [manifest for manifest in found if manifest is not None]
+
+
+async def _decided(bus: Bus, manifests: Sequence[Manifest]) -> Chains:
+    """Which updates were committed, as the first attempt found it: authors that live have gone on since, and
+    what they uploaded meanwhile is their own to commit."""
+    found = committed_chains(manifests)
+    decision = {"tips": found.tips, "uncertain": [manifest.path for manifest in found.uncertain]}
+    await _put_new(bus, Bucket.RUN, RECOVER_KEY, json.dumps(decision).encode())
+    entry = await bus.get(Bucket.RUN, RECOVER_KEY)
+    return chains_up_to(manifests, **json.loads(entry.value)) if entry is not None else found
 
 
 async def _head(store: AdapterStore, chain: Sequence[Manifest]) -> bytes:
@@ -147,23 +182,13 @@ async def _claimed_genesis(store: AdapterStore, run: str, chains: Chains) -> str
 
     Of several (learners that began at once, with other libraries) it is the one that updates stand on.
     """
-    found = await _manifests(store, f"{run}/genesis")
+    listed = [path for path in await store.list(f"{run}/genesis") if _is_digest(path, f"{run}/genesis/")]
+    found = [m for m in await _manifests(store, listed) if m.path == f"{run}/genesis/{m.policy_digest[:16]}"]
     used = {manifest.extra.get(GENESIS_DIGEST) for chain in chains.updates.values() for manifest in chain}
     claimed = [m for m in found if not used or m.policy_digest in used]
     if used and not claimed:
         raise OperatorError(f"run {run!r} cannot be recovered: the store lacks the genesis of its updates")
     return f"{claimed[0].path} {claimed[0].policy_digest}" if claimed else ""
-
-
-async def _heads_there(bus: Bus, chains: Chains) -> dict[str, Head]:
-    """Heads that an earlier attempt has put already. Their authors went on from there: what they have uploaded
-    since is their own to commit, so it leaves ``chains``."""
-    entries = (await bus.list(Bucket.POLICY, HEADS)).values()
-    heads = {head.learner: head for head in readable((entry.value for entry in entries), Head)}
-    for learner, head in heads.items():
-        known = chains.updates.get(learner, ())
-        chains.updates[learner] = [manifest for manifest in known if manifest.count <= head.count]
-    return heads
 
 
 async def _is_finished(store: AdapterStore, run: str) -> bool:
@@ -177,7 +202,7 @@ async def _restore_done(bus: Bus, chains: Chains) -> None:
     writes = [
         done_write(group, outcome, manifest.author, manifest.count)
         for group, (outcome, manifest) in chains.consumed.items()
-        if done_key(group) not in there
+        if (known := there.get(done_key(group))) is None or outcome_of(known.value) == UNCERTAIN
     ]
     for start in range(0, len(writes), BATCH_WRITES_MAX):
         await bus.commit(Bucket.POLICY, writes[start : start + BATCH_WRITES_MAX])

@@ -18,6 +18,7 @@ from protocol.messages import RunState
 from protocol.ports import AdapterStore
 from protocol.runspec import RunSpec, StoreSpec
 from protocol.subjects import SPEC_KEY, Bucket
+from roles.policy.update_paths import counts_by_path
 from roles.tasks.open import open_tasks
 from roles.tasks.prompts import PromptBuilder
 from roles.tasks.taskset import TaskSet
@@ -96,7 +97,7 @@ async def create_run(bus: RunBus, spec: RunSpec, identity: Identity, cache: Path
         return False
     store = open_store(spec.store, cache)
     create_store(spec.store)
-    if await store.list(f"{spec.name}/updates"):
+    if counts_by_path(await store.list(f"{spec.name}/updates")):
         raise RunLost(
             f"the store holds updates of run {spec.name!r} that this broker does not know; restore it with: "
             f"grpo-node recover --run {spec.name} --store {spec.store.url}, or choose another name"

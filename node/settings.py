@@ -63,6 +63,8 @@ class NodeSettings:
     grace_s: float = 30.0
     """How long a stopping node finishes what it has in hand."""
     places: Places = Places(Path())
+    wait: bool = False
+    """Wait for a run that the broker does not have, instead of telling the operator."""
 
     def __post_init__(self) -> None:
         """Raise OperatorError on settings no node could run with."""

@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from node.nats_bus import NatsBus
-from node.run_bus import find_run
+from node.run_bus import find_run, no_run
 from protocol.codec import readable
-from protocol.errors import OperatorError, one_line
+from protocol.errors import one_line
 from protocol.messages import DeadLetter, GroupId, Head, NodeState
 from protocol.runspec import RunSpec
 from protocol.subjects import FINISHED_KEY, TRAINING, Bucket
@@ -25,7 +25,7 @@ async def read_status(bus: NatsBus, run: str) -> dict[str, object]:
     """Everything ``grpo-node status`` shows. Raises OperatorError if there is no such run."""
     state = await find_run(bus)
     if state is None:
-        raise OperatorError(f"no run {run!r} at this broker; create it with: grpo-node create RUN.toml")
+        raise no_run(run)
     spec = RunSpec.model_validate_json(state.spec_json)
     nodes = readable((e.value for e in (await bus.list(Bucket.NODE, "node")).values()), NodeState)
     heads = readable((e.value for e in (await bus.list(Bucket.POLICY, "head")).values()), Head)

@@ -76,7 +76,8 @@ class Swarm:
     async def start(self, peer: Peer) -> None:
         """Start a peer as a process of its own."""
         command = [sys.executable, "-m", "node", "--run", self.spec.name, "--broker", self.broker.url]
-        command += ["--name", peer.name, "--threads", str(peer.threads), "--log", "info", *peer.options]
+        command += ["--name", peer.name, "--threads", str(peer.threads), "--log", "info", "--wait"]
+        command += peer.options
         for role in peer.roles:
             command += ["--role", role]
         environ = child_environment({ENV_TOKEN: self.broker.token, ENV_HOME: str(self._home)})

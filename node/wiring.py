@@ -20,13 +20,12 @@ from node.names import claim_home
 from node.nats_bus import NatsBus
 from node.node import Node, Part
 from node.presence import Presence
-from node.run_bus import find_run
+from node.run_bus import find_run, no_run, wait_for_run
 from node.runtime import ThreadOffload
 from node.settings import NodeSettings
 from node.stores import open_store
 from node.system_clock import SystemClock
 from protocol.clock import VectorClock
-from protocol.errors import OperatorError
 from protocol.identity import Identity
 from protocol.ports import AdapterStore, Bus
 from protocol.runspec import RunSpec
@@ -85,12 +84,13 @@ async def build_node(settings: NodeSettings) -> Node:
 
 
 async def read_spec(bus: NatsBus, settings: NodeSettings) -> RunSpec:
-    """The run's settings; raises OperatorError if there is no such run here."""
-    state = await find_run(bus)
-    if state is None:
-        raise OperatorError(
-            f"no run {settings.run!r} at this broker; create it with: grpo-node create RUN.toml"
-        )
+    """The run's settings; without ``settings.wait`` raises OperatorError if there is no such run here."""
+    if settings.wait:
+        state = await wait_for_run(bus, settings.run, SystemClock())
+    elif (found := await find_run(bus)) is not None:
+        state = found
+    else:
+        raise no_run(settings.run)
     return RunSpec.model_validate_json(state.spec_json)
 
 

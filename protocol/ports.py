@@ -94,9 +94,14 @@ class Delivery(Protocol):
         """A sign of life that restarts ack_wait. Best effort."""
         ...
 
+    def free(self) -> None:
+        """Count it no longer against the consumer's credit: its taker has the same work in hand by another
+        delivery. It can still be settled."""
+        ...
+
 
 class Consumer(Protocol):
-    """A taker's share of a queue. At most ``credit`` deliveries are unsettled at any time."""
+    """A taker's share of a queue. At most ``credit`` deliveries are unsettled, and not free, at any time."""
 
     async def next(self) -> Delivery:
         """Wait for the next delivery, for ever, across reconnections. Safe to cancel."""

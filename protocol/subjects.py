@@ -126,5 +126,8 @@ def node_key(node: str) -> str:
 GENESIS_KEY = "genesis"
 """KV key in the run bucket: digest and path of the genesis that was claimed."""
 
+RECOVER_KEY = "recover"
+"""What the first attempt of ``recover`` found committed: tips by learner, and uncertain uploads, in JSON."""
+
 FINISHED_KEY = "finished"
 """KV key in the run bucket: present once the run reached its last update."""

@@ -23,7 +23,9 @@ from protocol.errors import (
     BusError,
     DecodeError,
     GrpoError,
+    StoreCorrupt,
     StoreDenied,
+    StoreNotFound,
     StoreUnavailable,
     UnknownOutcome,
     one_line,
@@ -46,6 +48,9 @@ SENT_AT_ONCE = 64
 
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 5.0
+
+INSIST_TRIES = 5
+INSIST_WAIT_S = 1.0
 
 PASSING: tuple[type[GrpoError], ...] = (BackPressure, BrokerAbsent, UnknownOutcome, StoreUnavailable)
 """What is worth another try."""
@@ -185,6 +190,19 @@ class Ring:
                 self.log.warning("request_retried", error=str(exc) or type(exc).__name__, wait_s=wait_s)
             await self.pause(wait_s)
             wait_s = min(2 * wait_s, RETRY_MAX_S)
+
+    async def insist(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Ask the store for what must be there: damage on the way, or a listing that lags, passes.
+
+        Raises StoreCorrupt or StoreNotFound if it does not.
+        """
+        for _ in range(INSIST_TRIES - 1):
+            try:
+                return await self.persist(request)
+            except (StoreCorrupt, StoreNotFound) as exc:
+                self.log.warning("request_retried", error=str(exc), wait_s=INSIST_WAIT_S)
+            await self.pause(INSIST_WAIT_S)
+        return await self.persist(request)
 
     async def pause(self, wait_s: float) -> None:
         """Wait before a retry, half as long to half as long again: peers must not retry in step."""

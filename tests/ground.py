@@ -239,6 +239,9 @@ class Handed:
     async def in_progress(self) -> None:
         self.said.append("in_progress")
 
+    def free(self) -> None:
+        self.said.append("free")
+
 
 def a_candidate(
     group_id: str = "learner-1.0",

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from node.settings import prepare_process, read_environment
-from protocol.errors import OperatorError
+from protocol.errors import OperatorError, StoreCorrupt, StoreNotFound
+
+EXPORT = re.compile("[^/]+/exports/[0-9a-f]{16}")
+"""Path of an export in a store; people may keep other things beside them."""
 
 app = typer.Typer(help="Look at and try exported adapters.", no_args_is_help=True)
 
@@ -29,7 +34,13 @@ def list_adapters(
     opened = open_store(StoreSpec(url=url), read_environment().places.home / "cache")
 
     async def work() -> list[Manifest]:
-        found = [await opened.manifest(path) for path in await opened.list("")]
+        paths = [path for path in await opened.list("") if EXPORT.fullmatch(path)]
+        found = []
+        for path in paths:
+            try:
+                found.append(await opened.manifest(path))
+            except (StoreCorrupt, StoreNotFound) as exc:
+                print(f"left out: {exc}", file=sys.stderr)
         return [manifest for manifest in found if manifest.kind is EntryKind.EXPORT]
 
     exports = sorted(asyncio.run(work()), key=lambda manifest: sum(count for _, count in manifest.clock))

@@ -64,6 +64,9 @@ def node(
     ] = None,
     rows: Annotated[int, typer.Option(help="Sequences that a sampler decodes at once.")] = 128,
     grace: Annotated[float, typer.Option(help="Seconds to finish work in hand when stopped.")] = 30.0,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for a run that the broker does not have (yet).")
+    ] = False,
     log: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
@@ -88,6 +91,7 @@ def node(
         rows=rows,
         grace_s=grace,
         log_level=log,
+        wait=wait,
     )
 
 

@@ -36,6 +36,7 @@ def play(
     rows: int,
     grace_s: float,
     log_level: str,
+    wait: bool,
 ) -> None:
     """Be a node of a run until it ends or somebody stops it."""
     environment = read_environment()
@@ -51,14 +52,17 @@ def play(
         rows_max=rows,
         grace_s=grace_s,
         places=environment.places,
+        wait=wait,
     )
     prepare_process(settings.threads or 1)
     from node.runtime import run_until_stopped
     from node.wiring import build_node
+    from roles.ring import until
 
     async def main(stop: asyncio.Event) -> None:
-        node = await build_node(settings)
-        await node.run(stop)
+        node = await until(stop, build_node(settings))
+        if node is not None:
+            await node.run(stop)
 
     sys.exit(run_until_stopped(main, grace_s=grace_s))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ from roles.learner.policy import Policy, State
 from roles.learner.update_entry import NONCE
 from roles.policy.compose import Factors, factors_digest
 from roles.policy.peft_export import peft_directory
+from roles.policy.update_paths import counts_by_path
 from roles.ring import RETRY_MAX_S, Ring
 
 STATE_FILE = "optimizer.safetensors"
@@ -37,11 +38,11 @@ STATE_INFO_FILE = "state.json"
 async def claim_genesis(ring: Ring, store: AdapterStore, policy: Policy, offload: Offload) -> None:
     """Create genesis and claim it with create-if-absent; whoever comes second uses the first one's.
 
-    Where updates lie in the store and nobody has claimed genesis, the broker lost its disk: what they stand on
-    is for ``recover`` to say.
+    Where updates lie in the store and nobody has claimed genesis, the broker lost its disk: what they stand
+    on is for ``recover`` to say.
     """
     while await ring.persist(lambda: ring.bus.get(Bucket.RUN, GENESIS_KEY)) is None:
-        if not await ring.persist(lambda: store.list(f"{ring.spec.name}/updates")):
+        if not counts_by_path(await ring.persist(lambda: store.list(f"{ring.spec.name}/updates"))):
             break
         ring.log.warning("waiting_for_recover", run=ring.spec.name)
         await ring.pause(RETRY_MAX_S)
@@ -94,7 +95,7 @@ async def find_head(ring: Ring, store: AdapterStore) -> Resumed:
         )
     head, uploaded_nonce, listed = signed.expect(Head), "", set[str]()
     if head.path:
-        manifest = await ring.persist(lambda: store.manifest(head.path))
+        manifest = await ring.insist(lambda: store.manifest(head.path))
         uploaded_nonce, listed = manifest.extra.get(NONCE, ""), {*manifest.groups, *manifest.dropped}
     unlisted = {} if head.nonce == uploaded_nonce else await _consumed_since(ring, head, listed)
     return Resumed(head, entry.revision, uploaded_nonce, unlisted)
@@ -150,9 +151,8 @@ async def load_state(ring: Ring, store: AdapterStore, offload: Offload, head: He
     Waits while the store is only unavailable: going on without the optimizer's state would be worse.
     """
     prefix = f"{ring.spec.name}/state/{head.learner}"
-    names = [path.rsplit("/", 1)[1] for path in await ring.persist(lambda: store.list(prefix))]
-    counts = sorted((int(name) for name in names if name.isdecimal()), reverse=True)
-    for count in counts:
+    listed = await ring.persist(lambda: store.list(prefix))
+    for count in reversed(saved_counts(listed, ring.spec, head.learner)):
         if count > head.count:
             continue
         fetch = functools.partial(store.fetch, state_path(ring.spec, head.learner, count))
@@ -208,6 +208,13 @@ async def export(ring: Ring, store: AdapterStore, offload: Offload, head: Head, 
             return manifest.path
     await ring.tell("adapter_exported", path=manifest.path, clock=head.clock.text)
     return manifest.path
+
+
+def saved_counts(paths: Iterable[str], spec: RunSpec, learner: str) -> list[int]:
+    """Updates of ``learner`` at which a state was saved, in order; other ``paths`` are passed over."""
+    prefix = state_path(spec, learner, 0)[:-1]
+    names = (path.removeprefix(prefix) for path in paths if path.startswith(prefix))
+    return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
 
 
 def state_path(spec: RunSpec, learner: str, count: int) -> str:

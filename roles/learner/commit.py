@@ -6,6 +6,7 @@
 | unknown, or no  | carries this commit's nonce   | it happened                                           |
 | unknown         | is the one before             | try again: nothing of it was stored                   |
 | no              | is the one before             | a peer consumed one of the groups: ``Conflict``       |
+| no, uncertain   | is the one before             | wait for a peer who saw it, then ``Conflict``         |
 | unknown, or no  | is one of our older ones      | restored from the bucket: say what is missing, again  |
 | unknown, or no  | is gone, and genesis with it  | the broker lost its disk: wait for ``recover``        |
 | unknown, or no  | is gone, genesis is not       | restored without our head: say all of it again        |
@@ -31,6 +32,9 @@ from roles.ring import RETRY_FIRST_S, RETRY_MAX_S, Ring
 REMEMBERED = 64
 """Commits that can be said again to a broker that was restored from the bucket: it is behind by those
 since the newest upload."""
+
+WITNESS_WAIT_S = 30.0
+"""Peers read all heads several times within so long."""
 
 Consumed = Mapping[str, str]
 """Groups of one commit: the outcome by group id."""
@@ -109,7 +113,8 @@ class HeadWriter:
                     self.revision = entry.revision
                     break
                 if self._is_as_it_was(entry):
-                    if whole and isinstance(exc, WrongRevision):
+                    refused = whole and isinstance(exc, WrongRevision)
+                    if refused and not await self._is_witnessed(head, consumed):
                         raise Conflict from exc
                 elif entry is not None or await self._was_restored_without_us():
                     head = await self._say_again(entry, head)
@@ -125,8 +130,11 @@ class HeadWriter:
 
     async def check_alone(self, seen: Head) -> None:
         """Raises FencedError if ``seen`` was written by another process, and its head still stands."""
-        if self._wrote(seen.nonce):
-            return
+        if not self._wrote(seen.nonce):
+            await self.check_stands()
+
+    async def check_stands(self) -> None:
+        """Raises FencedError if the head that stands was written by another process."""
         entry = await self._ring.persist(lambda: self._ring.bus.get(Bucket.POLICY, self._key))
         if entry is not None and not self._wrote(_nonce(entry)):
             raise fenced(self._ring.identity.node)
@@ -134,6 +142,24 @@ class HeadWriter:
     def _wrote(self, nonce: str) -> bool:
         known = (said.head.nonce for said in self._said)
         return nonce == self._pending or nonce in self._offered or nonce in known
+
+    async def _is_witnessed(self, head: Head, consumed: Consumed) -> bool:
+        """Whether this commit happened before the broker lost its disk: it is marked as uncertain, and a peer
+        who saw it says so within ``WITNESS_WAIT_S``."""
+        mark = done_value(UNCERTAIN, head.learner, head.count)
+        if not any([await self._value(done_key(group)) == mark for group in consumed]):
+            return False
+        until = self._ring.clock.monotonic() + WITNESS_WAIT_S
+        while self._ring.clock.monotonic() < until:
+            await self._ring.pause(RETRY_MAX_S)
+            entry = await self._ring.persist(lambda: self._ring.bus.get(Bucket.POLICY, self._key))
+            if self._is_ours(entry, head.nonce):
+                return True
+        return False
+
+    async def _value(self, key: str) -> bytes | None:
+        entry = await self._ring.persist(lambda: self._ring.bus.get(Bucket.POLICY, key))
+        return entry.value if entry is not None else None
 
     async def _until_the_run_is_there(self) -> None:
         """A first head expects nothing, so it must not reach a broker that is only being restored."""
@@ -167,8 +193,8 @@ class HeadWriter:
         return await self._ring.persist(lambda: self._ring.bus.get(Bucket.POLICY, self._key)) is None
 
     async def _say_again(self, entry: Entry | None, head: Head) -> Head:
-        """The broker has an older head of ours, or none: it was restored from the bucket. Commit again what it
-        does not know; returns ``head`` without the groups that others have consumed meanwhile."""
+        """The broker has an older head of ours, or none: it was restored from the bucket. Commit again what
+        it does not know; returns ``head`` without the groups that others have consumed meanwhile."""
         found = _nonce(entry) if entry is not None else ""
         nonces = [said.head.nonce for said in self._said]
         if self.head is None or (entry is not None and found not in (*nonces, *self._offered)):

@@ -26,6 +26,7 @@ from roles.learner.register import Published
 from roles.learner.stepper import SafePoint
 from roles.learner.update_entry import update_entry
 from roles.policy.chains import TRAINED
+from roles.policy.update_paths import counts_by_path, updates_of
 from roles.ring import Ring
 
 STEPS_WAITING_MAX = 3
@@ -112,8 +113,11 @@ class Committer:
         head = resumed.head or nothing_committed(self._ring.spec.name, self._ring.identity.node)
         # From now on nothing that an earlier process may have sent can be stored: it expects another head.
         await self._writer.commit(head.model_copy(update={"nonce": self._ring.nonce()}), {})
-        for path in await self._ring.persist(lambda: self._store.list(f"{head.run}/updates/{head.learner}")):
-            count = int(path.rpartition("/")[2].partition("-")[0])
+        listed = await self._ring.persist(lambda: self._store.list(updates_of(head.run, head.learner)))
+        counts = counts_by_path(listed)
+        if strange := [path for path in listed if path not in counts]:
+            self._ring.log.warning("entries_not_ours", count=len(strange), first=strange[0])
+        for path, count in counts.items():
             if count > head.count or (count == head.count and path != head.path):
                 await self._ring.persist(functools.partial(self._store.delete, path))
                 self._ring.log.info("upload_removed", path=path)
@@ -122,6 +126,10 @@ class Committer:
         """Raises FencedError if another process wrote ``seen``, a head under this learner's name."""
         if seen is not None:
             await self._writer.check_alone(seen)
+
+    async def check_stands(self) -> None:
+        """Raises FencedError if the head that stands was written by another process."""
+        await self._writer.check_stands()
 
     async def submit(self, step: FinishedStep) -> float:
         """Queue a step; returns the seconds for which the queue was full."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,12 +78,15 @@ class Issuer:
         stream: TaskStream,
         clock_now: Callable[[], VectorClock],
         learners_now: Callable[[], int],
+        check_alone: Callable[[], Awaitable[None]],
     ) -> None:
-        """``clock_now`` gives the newest committed clock, ``learners_now`` the number of live learners."""
+        """``clock_now`` gives the newest committed clock, ``learners_now`` the number of live learners;
+        ``check_alone`` raises FencedError if another process has taken this learner's name."""
         self._ring = ring
         self._stream = stream
         self._clock_now = clock_now
         self._learners_now = learners_now
+        self._check_alone = check_alone
         self._key = cursor_key(ring.identity.node)
         self._revision = 0
         self._lost = False
@@ -150,7 +153,10 @@ class Issuer:
 
     async def _keep_cursor(self) -> None:
         """Write the cursor beside the queue; notices by its revision that the broker was restored."""
-        bus, value = self._ring.bus, str(Cursor(self.outstanding.cursor)).encode()
+        await self._write_cursor(Cursor(self.outstanding.cursor))
+
+    async def _write_cursor(self, cursor: Cursor) -> None:
+        bus, value = self._ring.bus, str(cursor).encode()
         while True:
             try:
                 self._revision = await self._ring.persist(
@@ -158,6 +164,7 @@ class Issuer:
                 )
                 return
             except WrongRevision:
+                await self._check_alone()
                 entry = await self._ring.persist(lambda: bus.get(Bucket.RUN, self._key))
             self._revision = entry.revision if entry else 0
             self._lost = entry is None or Cursor.parse(entry.value).restored
@@ -166,6 +173,8 @@ class Issuer:
 
     async def _issue_again(self) -> None:
         """The queues were lost: issue everything that is not settled, under the same ids."""
+        if not self._revision:  # or a second loss, while they are sent, would pass unnoticed
+            await self._write_cursor(Cursor(self.outstanding.floor, 0))
         numbers = [n for n in self.outstanding.all() if not await self._is_done(n)]
         await self._issue(numbers)
         self._lost = False

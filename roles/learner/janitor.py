@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from protocol.clock import VectorClock
-from protocol.errors import StoreError
+from protocol.errors import StoreCorrupt, StoreError, StoreNotFound
+from protocol.manifest import EntryKind, Manifest
 from protocol.messages import Head, NodeState
 from protocol.ports import AdapterStore
+from roles.learner.checkpoint import saved_counts, state_path
 from roles.learner.retention import Needs, Stored, expendable
 from roles.policy.chains import outcomes
+from roles.policy.update_paths import counts_by_path, updates_of
 from roles.ring import Ring
 
-CLEAN_S = 30.0
-"""How often the janitor looks around."""
+CLEAN_MIN_S = 1.0
+CLEAN_MAX_S = 30.0
+"""How often the janitor looks around: as often as the grace period, within these bounds."""
 
 
 class Janitor:
@@ -44,14 +48,25 @@ class Janitor:
         learner, run = self._ring.identity.node, self._ring.spec.name
         known = {stored.path for stored in self._updates}
         try:
-            for path in await self._store.list(f"{run}/updates/{learner}"):
-                if path not in known:
-                    update = await self._store.manifest(path)
-                    self.committed(path, update.count, update.weight, outcomes(update))
-            for path in sorted(await self._store.list(f"{run}/state/{learner}"), key=_number):
-                self.kept("state", path)
+            for path, count in counts_by_path(await self._store.list(updates_of(run, learner))).items():
+                if path not in known and (update := await self._own(path, count)):
+                    self.committed(path, count, update.weight, outcomes(update))
+            states = await self._store.list(f"{run}/state/{learner}")
+            for count in saved_counts(states, self._ring.spec, learner):
+                self.kept("state", state_path(self._ring.spec, learner, count))
         except StoreError as exc:
             self._ring.log.warning("store_unread", error=str(exc))
+
+    async def _own(self, path: str, count: int) -> Manifest | None:
+        """The manifest of an update of this learner; None for what only has the name of one, or is broken."""
+        try:
+            update = await self._store.manifest(path)
+        except (StoreCorrupt, StoreNotFound) as exc:
+            self._ring.log.warning("entry_skipped", path=path, error=str(exc))
+            return None
+        found = (update.kind, update.author, update.count, update.signer)
+        ours = (EntryKind.UPDATE, self._ring.identity.node, count, self._ring.identity.public_key)
+        return update if found == ours else None
 
     def committed(self, path: str, count: int, weight: float, groups: Iterable[str]) -> None:
         """An update of this learner, with everything it consumed, is in the store."""
@@ -66,8 +81,9 @@ class Janitor:
     async def run(self) -> None:
         """Clean up for ever; cancel to stop."""
         await self.begin()
+        pause_s = min(max(self._ring.spec.store.grace_s, CLEAN_MIN_S), CLEAN_MAX_S)
         while True:
-            await self._ring.clock.sleep(CLEAN_S)
+            await self._ring.clock.sleep(pause_s)
             await self.clean()
 
     async def clean(self) -> None:
@@ -116,8 +132,3 @@ def needs_of(peers: Sequence[NodeState], heads: Collection[Head]) -> Needs:
         learners=[peer.clock for peer in peers if "learner" in peer.roles],
         floors={head.learner: head.floor for head in heads},
     )
-
-
-def _number(path: str) -> int:
-    name = path.rpartition("/")[2]
-    return int(name) if name.isdecimal() else -1

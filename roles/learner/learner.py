@@ -41,6 +41,7 @@ from roles.learner.policy import Policy
 from roles.learner.register import Published, Register
 from roles.learner.step_report import step_fields
 from roles.learner.stepper import SafePoint, StepOutcome, Stepper
+from roles.learner.witness import Witness
 from roles.policy.compose import VERSION_ROUNDING
 from roles.policy.policies import Policies, Update
 from roles.ring import Ring, cancelled, nap, until
@@ -81,7 +82,8 @@ class Learner:
         steps_in_hand = learner.steps_per_update(LEARNERS_MAX) + STEPS_WAITING_MAX + 1
         credit = learner.groups_per_update * steps_in_hand
         self._collector = Collector(ring, self._buffer, self._policies, credit)
-        self._merger = Merger(ring, self._policies, self._merged, self._collector.arrived)
+        witness = Witness(ring, store)
+        self._merger = Merger(ring, self._policies, witness, self._merged, self._collector.arrived)
         self._committer = Committer(ring, store, aside, self._on_commit)
         self._evaluator = Evaluator(ring, held_out)
         self._peers = Peers(ring)
@@ -89,7 +91,8 @@ class Learner:
         leads, kept = lambda: self._peers.leads, self._janitor.kept
         self._caretaker = Caretaker(ring, store, aside, self._evaluator, leads, kept)
         stream = TaskStream(ring.spec, ring.identity.node, train)
-        self._issuer = Issuer(ring, stream, lambda: self.clock, lambda: self._peers.count)
+        alone = self._committer.check_stands
+        self._issuer = Issuer(ring, stream, lambda: self.clock, lambda: self._peers.count, alone)
         self._feeders = (self._issuer, self._collector)
         behind_the_step = (self._committer, self._merger, self._evaluator, self._caretaker)
         self._keepers = (*behind_the_step, self._peers, self._janitor)
@@ -141,9 +144,12 @@ class Learner:
         """One learner ends the run: it evaluates the last policy and tells everybody."""
         if self._finished:
             await self._peers.until_leading(stop)
-        ends = self._finished and not self._peers.finished and not stop.is_set()
-        await self._caretaker.finish(stop, finished=ends)
-        if ends and not stop.is_set():
+        if not self._finished or self._peers.finished or stop.is_set():
+            await self._caretaker.finish(stop, finished=False)
+            return
+        # Unless somebody who did not see us ends it meanwhile: then nobody is left to evaluate with.
+        await until(self._peers.over, self._caretaker.finish(stop, finished=True))
+        if not (self._peers.over.is_set() or stop.is_set()):
             await finish_run(self._ring, self._store, self._stepper.register.version)
 
     @property
@@ -162,12 +168,12 @@ class Learner:
         self._policies.note_head(head, self._ring.identity.public_key if resumed.head else "")
         if head.count:
             own = functools.partial(self._policies.update, head.learner, head.count)
-            update = await self._policies.insist(own)
+            update = await self._ring.insist(own)
             register.resume(update.factors, head.count, head.weight)
             self._caretaker.start_at(head.count)
         self._stepper = await self._offload(lambda: Stepper(self._policy, register, self._ring.clock))
         await self._peers.look()
-        for update in await self._merger.catch_up():
+        for update in await self._merger.catch_up(head.clock):
             await self._merge(update)
         if head.count:
             state = await load_state(self._ring, self._store, self._aside, head)

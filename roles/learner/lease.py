@@ -23,7 +23,10 @@ class Lease:
         """The group was committed; what arrives now is recognised by its ``done`` key."""
 
     def add(self, again: Delivery) -> None:
-        """The group arrived once more."""
+        """The group arrived once more. It counts once against the credit, or copies of groups that wait for a
+        step would keep out the group that the step waits for."""
+        for delivery in self._deliveries:
+            delivery.free()
         self._deliveries.append(again)
 
     async def keep_alive(self) -> None:

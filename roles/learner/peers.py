@@ -23,8 +23,8 @@ class Peers:
         """Live learners, this one included."""
         self.states: list[NodeState] | None = None
         """Presence of every live node; None while it cannot be read."""
-        self.finished = False
-        """A peer has marked the run as finished."""
+        self.over = asyncio.Event()
+        """Set once somebody has marked the run as finished."""
         self.changed = asyncio.Event()
         """Set whenever a look has ended."""
 
@@ -32,6 +32,11 @@ class Peers:
     def count(self) -> int:
         """Live learners, this one included."""
         return len(self.learners)
+
+    @property
+    def finished(self) -> bool:
+        """Whether somebody has marked the run as finished."""
+        return self.over.is_set()
 
     @property
     def leads(self) -> bool:
@@ -50,7 +55,8 @@ class Peers:
         bus = self._ring.bus
         try:
             states = await bus.list(Bucket.NODE, "node")
-            self.finished = await bus.get(Bucket.RUN, FINISHED_KEY) is not None
+            if await bus.get(Bucket.RUN, FINISHED_KEY) is not None:
+                self.over.set()
         except BusError as exc:
             self._ring.log.warning("peers_unread", error=str(exc) or type(exc).__name__)
             self.states = None

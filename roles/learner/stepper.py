@@ -16,7 +16,7 @@ from protocol.ports import Clock
 from roles.learner.batch import Batch
 from roles.learner.policy import Policy, State, StepResult
 from roles.learner.register import Published, Register
-from roles.policy.compose import VERSION_ROUNDING, Factors
+from roles.policy.compose import Factors, whole_updates
 from roles.policy.norm_bound import Step, out_of_proportion
 from roles.policy.policies import Update
 
@@ -131,11 +131,6 @@ class Stepper:
         """To the register's policy, without any unpublished progress."""
         self._policy.load(self.register.base)
         self._policy.restore(_optimizer_state(self._settled))
-
-
-def whole_updates(version: float) -> int:
-    """How many updates of weight 1 a version is worth, by which the learning rate goes."""
-    return math.floor(version + VERSION_ROUNDING)
 
 
 def residual_in(state: State, count: int) -> Factors:

@@ -22,8 +22,8 @@ TRAINED = "trained"
 """Outcome of a trained group; a dropped one's is the reason."""
 
 UNCERTAIN = "uncertain"
-"""Outcome of a group after a loss of the broker's disk: an upload that may have been committed lists it. Only the
-upload's author, if it knows, says more; nobody trains on it again."""
+"""Outcome of a group after a loss of the broker's disk: an upload that may have been committed lists it. Only
+the upload's author, if it knows, says more; nobody trains on it again."""
 
 PREVIOUS = "previous"
 """Key in an update's manifest: the path of its author's update before this one, which was committed too."""
@@ -36,6 +36,11 @@ class Chains:
     updates: dict[str, list[Manifest]] = field(default_factory=dict)
     uncertain: list[Manifest] = field(default_factory=list)
     """Uploads that may have been committed: they contradict each other, so none was taken."""
+
+    @property
+    def tips(self) -> dict[str, str]:
+        """Path of each learner's newest committed update."""
+        return {learner: manifests[-1].path for learner, manifests in self.updates.items() if manifests}
 
     @property
     def consumed(self) -> dict[str, tuple[str, Manifest]]:
@@ -74,6 +79,17 @@ def committed_chains(manifests: Iterable[Manifest]) -> Chains:
         chains.uncertain += [tip for tip in candidates if tip not in sure]
         chains.updates[author] = _walk(everything, [sure[0].path if sure else before[author]])
     return chains
+
+
+def chains_up_to(
+    manifests: Iterable[Manifest], tips: Mapping[str, str], uncertain: Collection[str]
+) -> Chains:
+    """The same from what was found before: the chains that end in ``tips``, whatever was uploaded since."""
+    everything = {m.path: m for m in manifests if m.kind is EntryKind.UPDATE}
+    return Chains(
+        {learner: _walk(everything, [tip]) for learner, tip in tips.items()},
+        [everything[path] for path in uncertain if path in everything],
+    )
 
 
 def _of_one_key(found: Mapping[str, Manifest]) -> dict[str, Manifest]:

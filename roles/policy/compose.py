@@ -51,6 +51,11 @@ def version_of(weights: Iterable[float]) -> float:
     return math.fsum(weights)
 
 
+def whole_updates(version: float) -> int:
+    """How many updates of weight 1 a version is worth, by which learning rate and warm-up go."""
+    return math.floor(version + VERSION_ROUNDING)
+
+
 def fault(candidate: Factors, genesis: Factors) -> str | None:
     """Why ``candidate`` cannot be an adapter or update of this run, or None if it can.
 

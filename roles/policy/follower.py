@@ -12,8 +12,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from protocol.clock import GENESIS, VectorClock
-from protocol.errors import BusError, EngineError, GrpoError, StoreError, StoreUnavailable
+from protocol.errors import BusError, EngineError, StoreError
 from roles.policy.policies import Policies, PolicyVersion
+from roles.policy.refusals import Refusals
 from roles.ring import Ring, cancelled, nap
 
 POLL_S = 15.0
@@ -35,8 +36,7 @@ class PolicyFollower:
         self._on_policy = on_policy
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
-        self._reported: set[str] = set()
-        """Refused policies and updates: each is reported once, however often it is tried."""
+        self._refusals = Refusals(ring)
         self.current: PolicyVersion | None = None
 
     async def run(self) -> None:
@@ -75,7 +75,7 @@ class PolicyFollower:
             except (StoreError, EngineError) as exc:
                 if target == GENESIS:
                     raise
-                await self._report(target.text, exc)
+                await self._refusals.tell(target.text, exc)
                 return False
             async with self._changed:
                 self.current = newer
@@ -92,15 +92,7 @@ class PolicyFollower:
                 try:
                     await self._policies.update(learner, count)
                 except StoreError as exc:
-                    await self._report(f"{learner}:{count}", exc)
+                    await self._refusals.tell(f"{learner}:{count}", exc)
                 else:
                     counts[learner] = count
         return VectorClock.of(counts)
-
-    async def _report(self, what: str, why: GrpoError) -> None:
-        """Tell that an update or a policy was not used; the previous policy stays."""
-        if isinstance(why, StoreUnavailable):
-            self._ring.log.warning("update_delayed", update=what, reason=str(why))
-        elif what not in self._reported:
-            self._reported.add(what)
-            await self._ring.tell("update_rejected", update=what, reason=str(why), kind=type(why).__name__)

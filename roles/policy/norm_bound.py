@@ -1,12 +1,13 @@
 """The norm bound: an update whose step is out of proportion to its peers' is refused by everyone (pure).
 
-The verdict follows from what manifests record, so that all who look at an update come to the same one:
+The verdict follows from what the manifests of the update's clock record, so that all come to the same one:
 
     norm(step) <= step_norm_max * median over the other learners in the update's clock of norm(their step)
 
 A step's norm is ``||update_i[n] - update_i[n-1]||_2 / weight of this step`` over all factors. A peer that
 last published in an earlier part of the learning rate's warm-up is scaled up to the author's part of it, or
-learners that left early would hold the others to their small steps for ever.
+learners that left early would hold the others to their small steps for ever. Where one of these manifests
+is not kept any more, nothing is refused: an honest author has judged its step itself before it published.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 from protocol.manifest import Manifest
 from protocol.runspec import LearnerSpec
 from roles.policy.chains import PREVIOUS
-from roles.policy.compose import Factors
+from roles.policy.compose import Factors, whole_updates
 
 LIE = 0.01
 """Relative difference beyond which a recorded norm is not the update's own."""
@@ -100,4 +101,4 @@ def _warmer(step: Step, peer: Step, settings: LearnerSpec) -> float:
 
 def _warmth(step: Step, settings: LearnerSpec) -> float:
     """Share of the full learning rate that the warm-up allowed."""
-    return min(1.0, (math.floor(step.version) + 1) / max(1, settings.warmup_updates))
+    return min(1.0, (whole_updates(step.version) + 1) / max(1, settings.warmup_updates))

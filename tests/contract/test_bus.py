@@ -107,6 +107,20 @@ async def test_a_rejected_message_never_comes_back(hub: Hub):
 # --- credit, waiting and leaving -----------------------------------------------------------------
 
 
+async def test_a_delivery_that_is_free_makes_room_and_can_still_be_settled(hub: Hub):
+    bus = await hub.bus()
+    for number in range(2):
+        await bus.publish(Q, b"%d" % number, f"id-{number}")
+    consumer = await bus.consume(Q, credit=1)
+    first = await consumer.next()
+    first.free()
+    second = await consumer.next()
+    assert (first.data, second.data) == (b"0", b"1")
+    await second.ack()
+    await first.ack()
+    assert (await bus.depth(Q)).total == 0
+
+
 async def test_no_more_than_credit_deliveries_are_unsettled(hub: Hub):
     bus = await hub.bus()
     for number in range(5):

@@ -89,6 +89,7 @@ async def _lose_disk(storm: Storm, cast: Cast, incident: Incident) -> None:
         storm.trained_before |= in_updates
     await _without_broker(storm, cast, incident.for_s, storm.broker.lose_disk)
     operator = storm.operator()
+    storm.recovering = True
     while True:
         await storm.clock.sleep(RECOVER_AGAIN_S)
         try:
@@ -97,12 +98,15 @@ async def _lose_disk(storm: Storm, cast: Cast, incident: Incident) -> None:
             )
         except (BusError, StoreError) as exc:
             storm.trace.add("operator", "recover_failed", why=str(exc))
-        except OperatorError as exc:
-            assert storm.can_be_read, exc  # the last try did it, and its answer was lost
+        except OperatorError:
+            if not operator.has_run:
+                raise
+            storm.recovering = False  # the last try did it, and its answer was lost
             return
         else:
             break
     storm.watch.uncertain |= set(recovered.uncertain)
+    storm.recovering = False
     storm.trace.add(
         "operator", "recovered", learners=recovered.learners, uncertain=" ".join(recovered.uncertain)
     )

@@ -58,7 +58,7 @@ class Line:
         self._free_at = {"up": 0.0, "down": 0.0}
         self._epoch = 0
         self._cut = False
-        self._dead = False
+        self.dead = False
         self.broker_is_up = True
 
     @property
@@ -99,7 +99,7 @@ class Line:
 
     def say(self, effect: Callable[[], object]) -> None:
         """Fire and forget; nothing while disconnected."""
-        if self.connected and not self._dead and self._random.random() >= self._odds().lost_word:
+        if self.connected and not self.dead and self._random.random() >= self._odds().lost_word:
             self._send("up", partial(_quietly, effect))
 
     # --- what the broker does ---
@@ -155,13 +155,13 @@ class Line:
 
     def die(self) -> None:
         """The peer is gone. What it had sent may still arrive."""
-        self._dead = True
+        self.dead = True
         self._connected.clear()
 
     # --- inside ---
 
     async def _until_connected(self) -> None:
-        if self._dead:
+        if self.dead:
             raise BrokerAbsent("this node has left the broker")
         if not self.connected:
             try:
@@ -235,7 +235,7 @@ class Line:
         self._clock.when_thawed(partial(self._connect, epoch))
 
     def _connect(self, epoch: int) -> None:
-        if self._dead or self._cut or not self.broker_is_up or epoch != self._epoch or self.connected:
+        if self.dead or self._cut or not self.broker_is_up or epoch != self._epoch or self.connected:
             return
         self._free_at = {"up": 0.0, "down": 0.0}
         self._connected.set()

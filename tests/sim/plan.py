@@ -137,6 +137,11 @@ def _spec(dice: random.Random, seed: int) -> RunSpec:
         },
         "staleness": {"max_staleness": dice.choice([0, 1, 2, 4])},
         "eval": {"every": dice.choice([0, 0, 2]), "problems": dice.choice([0, 2])},
+        "store": {
+            "keep_updates": dice.choice([1, 2, 8]),
+            "keep_states": dice.choice([1, 2]),
+            "grace_s": dice.choice([2.0, 10.0, 3600.0]),
+        },
     }
     return a_small_run(seed, **changes)
 

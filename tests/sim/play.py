@@ -1,7 +1,8 @@
 """One seed, from its plan to a verdict: the storm rages, calms down, and the run must end well.
 
-    plan ─▶ peers start ─▶ large faults, one after the other ─▶ calm ─▶ the run ends ─▶ the promises hold
-                └── every few seconds: the books balance ──┘
+    plan ─▶ peers start ─▶ large faults ─▶ calm ─▶ the run ends ─▶ every promise was kept
+
+Every few seconds of it the books must balance.
 """
 
 from __future__ import annotations

@@ -68,6 +68,12 @@ class StormSite(Site):
     clock: PeerClock
     killed = False
 
+    @property
+    def has_run(self) -> bool:
+        """Whether the broker has the run's settings, which ``recover`` puts last."""
+        run = self.bus.peek()
+        return run is not None and run.buckets[Bucket.RUN].get(SPEC_KEY) is not None
+
     def heal(self) -> None:
         """Broker and store can be reached again."""
         self.bus.line.heal()
@@ -91,6 +97,7 @@ class Storm(World):
         self.rages = True
         """Small faults happen."""
         self.broker_is_up = True
+        self.recovering = False
         self.stores_away = 0
         """Outages of the store that go on."""
         self.happened: list[Kind] = []
@@ -116,8 +123,7 @@ class Storm(World):
     @property
     def can_be_read(self) -> bool:
         """Whether the broker has the run, with all that ``recover`` restores."""
-        run = self.operator().bus.peek()
-        return run is not None and run.buckets[Bucket.RUN].get(SPEC_KEY) is not None
+        return self.operator().has_run and not self.recovering
 
     def odds(self) -> Odds:
         """How likely small faults are right now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -131,7 +132,7 @@ class StormDelivery(MemoryDelivery):
                     await self._bus.settle(lambda run: run.queues[self._queue].acknowledge(self.sequence))
                 except UnknownOutcome as exc:
                     unknown = exc
-                    self.settle()
+                    self.free()
                 except BrokerAbsent:
                     if unknown is None:
                         raise
@@ -139,7 +140,7 @@ class StormDelivery(MemoryDelivery):
                 else:
                     return
         finally:
-            self.settle()
+            self.free()
         assert unknown is not None
         raise unknown
 
@@ -149,7 +150,7 @@ class StormDelivery(MemoryDelivery):
 
     async def _say(self, effect: Callable[[MemoryQueue], None]) -> None:
         self._bus.say(lambda run: effect(run.queues[self._queue]))
-        self.settle()
+        self.free()
 
 
 class StormConsumer(MemoryConsumer):
@@ -163,6 +164,15 @@ class StormConsumer(MemoryConsumer):
         self._flying: set[int] = set()
         self._handed = 0
         super().__init__(bus, clock, audience, queue, credit, ack_wait_s)
+
+    async def next(self) -> MemoryDelivery:
+        """The next delivery; nothing ever again for a process that is gone."""
+        try:
+            return await super().next()
+        except BrokerAbsent:
+            if self._bus.line.dead:
+                await asyncio.Event().wait()
+            raise
 
     def hand(self, message: Stored) -> None:
         """Take a message that was asked for, some time from now."""
@@ -188,7 +198,7 @@ class StormConsumer(MemoryConsumer):
         self._unsettled += 1
         delivery.received_at = self._clock.monotonic()
         if self._closed:
-            delivery.settle()
+            delivery.free()
             return
         self._ready.append(delivery)
         self._order()
@@ -198,7 +208,7 @@ class StormConsumer(MemoryConsumer):
         back, self._ready = self._ready, type(self._ready)()
         for delivery in back:
             self._bus.say(partial(_free, self._queue, delivery.sequence))
-            delivery.settle()
+            delivery.free()
 
 
 def _free(queue: Queue, sequence: int, run: MemoryRun) -> None:

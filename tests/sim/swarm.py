@@ -121,8 +121,8 @@ class World:
         self.learners: set[str] = set()
         """Names of all learners that ever played."""
         self.forgotten: set[str] = set()
-        """Groups that were consumed when the broker lost its disk and had changed nothing: dropped, dead, or of
-        steps without a gradient. The bucket knows only those that an update lists."""
+        """Groups that were consumed when the broker lost its disk and had changed nothing: dropped, dead, or
+        of steps without a gradient. The bucket knows only those that an update lists."""
         self.trained_before: set[str] = set()
         """Groups in committed updates when it did: the bucket must know them all."""
         self._directory = directory

@@ -38,9 +38,10 @@ class HeadWatch(Feed[Entry]):
         self.updates: dict[str, Committed] = {}
         """By path."""
         self.broken: list[str] = []
+        self._went_back: list[tuple[str, str]] = []
         self.uncertain: set[str] = set()
-        """Paths of uploads of which nobody could say, after a loss of the broker's disk, if they were committed:
-        their author's head may go back before them."""
+        """Paths of uploads of which nobody could say, after a loss of the broker's disk, if they were
+        committed: their author's head may go back before them."""
 
     def put(self, item: Entry) -> None:
         """A head was committed."""
@@ -61,10 +62,17 @@ class HeadWatch(Feed[Entry]):
                 counts[author] = max(counts.get(author, 0), update.manifest.count)
         return counts
 
+    @property
+    def faults(self) -> list[str]:
+        """What must never be, as far as it is known by now."""
+        return self.broken + [text for path, text in self._went_back if path not in self.uncertain]
+
     def _compare(self, before: Head, head: Head) -> None:
-        if before.path in self.uncertain:
+        if head.count < before.count:
+            text = f"the head of {head.learner} went back from {before.count} to {head.count}"
+            self._went_back.append((before.path, text))
             return
-        if not before.count <= head.count <= before.count + 1:
+        if head.count > before.count + 1:
             self.broken.append(f"the head of {head.learner} went from {before.count} to {head.count}")
         if not before.clock <= head.clock:
             self.broken.append(f"the clock of {head.learner} went back from {before.clock} to {head.clock}")

@@ -153,7 +153,9 @@ async def test_what_a_restored_broker_does_not_know_is_said_again(tmp_path: Path
 async def test_saying_it_again_may_fail_and_loses_nothing(tmp_path: Path, fault: Fault):
     desk = Desk(tmp_path)
     await desk.writer.commit(a_head("one"), {})
-    await desk.writer.commit(a_head("two", groups_dropped={"stale": 2}), {"learner-1.1": "stale", "x.2": "stale"})
+    await desk.writer.commit(
+        a_head("two", groups_dropped={"stale": 2}), {"learner-1.1": "stale", "x.2": "stale"}
+    )
     desk.lose_everything()
     desk.restore(a_head("one"))
     desk.keys.write([Write(done_key("x.2"), b"trained x:7")])

@@ -275,4 +275,4 @@ async def test_every_copy_of_a_group_is_acknowledged(tmp_path: Path):
     async with running(bench.committer):
         await bench.committer.submit(step)
         await bench.committer.drained()
-    assert (said(step.trained[0]), copy.said) == (["ack"], ["ack"])
+    assert (said(step.trained[0]), copy.said) == (["free", "ack"], ["ack"])

@@ -37,9 +37,12 @@ def a_stream(seed: int = 0, learner: str = "learner-1") -> TaskStream:
 
 
 def an_issuer(ground: Ground, bus: FaultyBus, learners: int = 1, clock: VectorClock = GENESIS) -> Issuer:
-    return Issuer(
-        ground.ring(bus=bus), TaskStream(ground.spec, "learner-1", PROMPTS), lambda: clock, lambda: learners
-    )
+    stream = TaskStream(ground.spec, "learner-1", PROMPTS)
+    return Issuer(ground.ring(bus=bus), stream, lambda: clock, lambda: learners, alone)
+
+
+async def alone() -> None:
+    """Nobody else has this learner's name."""
 
 
 def a_head(**fields: object) -> Head:

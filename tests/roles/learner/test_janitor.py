@@ -8,7 +8,7 @@ from node.memory_store import StoreFault
 from node.virtual_time import in_virtual_time
 from protocol.messages import Head, NodeState
 from roles.learner.committer import nothing_committed
-from roles.learner.janitor import CLEAN_S, Janitor
+from roles.learner.janitor import CLEAN_MAX_S, Janitor
 from tests.build import a_clock, a_runspec
 from tests.ground import Ground, running
 
@@ -60,7 +60,7 @@ async def test_only_its_own_learners_old_updates_go_and_only_after_the_grace_per
     async with running(await desk.begin()):
         await desk.ground.clock.sleep(99.0)
         assert desk.left() == [1, 2, 3, 4, 5, 6]
-        await desk.ground.clock.sleep(CLEAN_S)
+        await desk.ground.clock.sleep(CLEAN_MAX_S)
         assert (desk.left(), desk.left("learner-2")) == ([5, 6], [1, 2, 3, 4, 5, 6])
 
 
@@ -72,7 +72,7 @@ async def test_nothing_goes_while_presence_cannot_be_read(tmp_path: Path):
         await desk.ground.clock.sleep(1000.0)
         assert desk.left() == [1, 2, 3, 4, 5, 6]
         desk.peers = []
-        await desk.ground.clock.sleep(CLEAN_S)
+        await desk.ground.clock.sleep(CLEAN_MAX_S)
         assert desk.left() == [5, 6]
 
 
@@ -93,7 +93,7 @@ async def test_a_store_that_refuses_is_asked_again(tmp_path: Path):
         await desk.ground.clock.sleep(1000.0)
         assert desk.left() == [1, 2, 3, 4, 5, 6]
         desk.refuses = False
-        await desk.ground.clock.sleep(CLEAN_S)
+        await desk.ground.clock.sleep(CLEAN_MAX_S)
         assert desk.left() == [5, 6]
 
 

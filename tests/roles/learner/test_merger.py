@@ -9,6 +9,7 @@ from node.memory_store import StoreFault
 from node.virtual_time import in_virtual_time
 from protocol.clock import GENESIS, VectorClock
 from roles.learner.merger import Merger
+from roles.learner.witness import Witness
 from roles.policy.compose import Factors
 from roles.policy.follower import POLL_S
 from roles.policy.policies import Policies
@@ -29,9 +30,10 @@ class Desk:
     async def begin(self) -> Merger:
         self.genesis = await self.ground.claim_genesis()
         ring = self.ground.ring()
-        policies = Policies(ring, self.ground.store(self._fault), self.ground.offload)
+        store = self.ground.store(self._fault)
+        policies = Policies(ring, store, self.ground.offload)
         await policies.start()
-        return Merger(ring, policies, lambda: self.merged, self.arrived)
+        return Merger(ring, policies, Witness(ring, store), lambda: self.merged, self.arrived)
 
     async def commit(self, learner: str, count: int) -> None:
         await self.ground.commit_update(self.genesis, count, learner=learner)
@@ -70,6 +72,20 @@ async def test_a_learner_whose_update_cannot_be_had_does_not_keep_the_others_out
         desk.broken.clear()
         await desk.arrived.wait()
         assert counts(merger) == {"b": 1}
+
+
+@in_virtual_time
+async def test_an_update_that_is_refused_is_told_once_with_the_reason_and_a_delay_is_not(tmp_path: Path):
+    desk = Desk(tmp_path)
+    merger = await desk.begin()
+    desk.broken.add("c")
+    await desk.commit("c", 1)
+    await desk.ground.commit_update(desk.genesis, 1, learner="b", data=b"noise")
+    async with running(merger):
+        await desk.ground.clock.sleep(10 * POLL_S)
+    (told,) = desk.ground.told("update_rejected")
+    assert (told["update"], told["kind"]) == ("b:1", "StoreCorrupt")
+    assert "not a safetensors file" in str(told["reason"])
 
 
 @in_virtual_time

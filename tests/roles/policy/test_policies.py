@@ -190,6 +190,34 @@ async def test_an_upload_that_was_never_committed_is_not_mistaken_for_the_update
 
 
 @in_virtual_time
+async def test_a_head_that_names_another_path_makes_forget_what_was_taken_for_its_update(tmp_path: Path):
+    """Whoever asks between a crashed learner's upload and its next one finds only the orphan."""
+    ground, genesis, policies = await begin(tmp_path)
+    orphan = an_update(genesis, 7)
+    fields = {"count": 1, "weight": 0.5, "step_norm": step_norm(orphan, None, 0.5)}
+    files = {UPDATE_FILE: factors_bytes(orphan)}
+    await ground.publish("test/updates/learner-1/1-aaaa", EntryKind.UPDATE, files, **fields)
+    clock = a_clock(**{"learner-1": 1})
+    assert await policies.version(clock) == 0.5
+    assert factors_digest((await policies.update("learner-1", 1)).factors) == factors_digest(orphan)
+    head = await ground.commit_update(genesis, 1)
+    await policies.read_heads()
+    assert (await policies.update("learner-1", 1)).manifest.path == head.path
+    assert (await policies.at(clock)).version == 1.0
+    assert (await policies._index.step("learner-1", 1)).norm == step_norm(an_update(genesis, 1), None, 1.0)
+
+
+@pytest.mark.parametrize("name", ["notes", "1-Copy", "01-aaaa", "old/1-aaaa", "1.bak"])
+@in_virtual_time
+async def test_what_lies_among_updates_under_another_name_is_none(tmp_path: Path, name: str):
+    ground, genesis, policies = await begin(tmp_path)
+    files = {UPDATE_FILE: factors_bytes(an_update(genesis, 7))}
+    await ground.publish(f"test/updates/learner-1/{name}", EntryKind.UPDATE, files, count=1)
+    with pytest.raises(StoreNotFound, match="update 1 of learner-1 is not in the store"):
+        await policies.update("learner-1", 1)
+
+
+@in_virtual_time
 async def test_which_of_two_uploads_counts_is_unknown_while_neither_was_committed(tmp_path: Path):
     ground, genesis, policies = await begin(tmp_path)
     for suffix in ("aaaa", "bbbb"):
