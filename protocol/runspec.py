@@ -35,8 +35,6 @@ Modules = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 _GROUPS_MAX = BATCH_WRITES_MAX - 1
 """Groups of one commit; the head is its last write."""
 
-_PUBLISH_EVERY = 4
-"""Steps between two updates of a learner among others (measured: docs/adr, ``bench.learners``)."""
 
 _FAULTS_LISTED_MAX = 100
 """Faults that are spelled out; a stranger's frame may hold a hundred thousand."""
@@ -131,8 +129,8 @@ class SamplingSpec(Spec):
 class PublishingSpec(Spec):
     """How updates are published."""
 
-    publish_every: Count | None = None
-    """Steps between two updates; absent means 1 for a learner alone and 4 while there are several."""
+    publish_every: Count = 1
+    """Steps between two updates. Publishing waits behind the steps, so more than 1 only saves uploads."""
     export_every: CountOrZero = 50
     """Updates between PEFT exports; 0 means only at the end."""
     state_every: Count = 10
@@ -162,15 +160,9 @@ class LearnerSpec(PublishingSpec):
 
     @model_validator(mode="after")
     def _fits_a_commit(self) -> Self:
-        if self.groups_per_update * (self.publish_every or 1) > _GROUPS_MAX:
+        if self.groups_per_update * self.publish_every > _GROUPS_MAX:
             raise ValueError(f"groups_per_update * publish_every is at most {_GROUPS_MAX}: one atomic commit")
         return self
-
-    def steps_per_update(self, learners: int) -> int:
-        """Steps between two updates while so many learners live."""
-        if self.publish_every is not None:
-            return self.publish_every
-        return 1 if learners <= 1 else min(_PUBLISH_EVERY, _GROUPS_MAX // self.groups_per_update)
 
 
 class LossSpec(Spec):

@@ -49,7 +49,7 @@ SENT_AT_ONCE = 64
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 5.0
 
-INSIST_TRIES = 5
+INSIST_TRIES = 8
 INSIST_WAIT_S = 1.0
 
 PASSING: tuple[type[GrpoError], ...] = (BackPressure, BrokerAbsent, UnknownOutcome, StoreUnavailable)

@@ -100,15 +100,15 @@ class Issuer:
     async def resume(self, head: Head) -> None:
         """Go on at the later of the committed cursor and the one kept beside the queue.
 
-        From now on there is one: that it is gone tells of a broker that lost its disk.
+        From now on there is one: that it is gone, or another's, tells of a broker that lost its disk.
         """
         entry = await self._ring.persist(lambda: self._ring.bus.get(Bucket.RUN, self._key))
-        kept = Cursor.parse(entry.value) if entry else Cursor(0)
+        kept = Cursor.parse(entry.value) if entry else Cursor(head.floor)
         self.outstanding = Outstanding(min(head.floor, kept.next), max(head.cursor, kept.next))
         self._revision = entry.revision if entry else 0
-        self._lost = kept.restored
+        self._lost = kept.restored or (entry is None and head.count > 0)
         if entry is None:
-            await self._keep_cursor()
+            await (self._mark_lost() if self._lost else self._keep_cursor())
 
     def settled(self, group_ids: Iterable[str]) -> None:
         """These groups were consumed or buried; only this learner's own matter."""
@@ -130,11 +130,13 @@ class Issuer:
         bus, spec = self._ring.bus, self._ring.spec
         if self._lost:
             await self._issue_again()
+            if self._lost:
+                return
         self.in_flight = groups_in_flight([await bus.depth(queue) for queue in TRAINING])
         room = tasks_to_issue(
             self.in_flight,
             max_staleness=spec.staleness.max_staleness,
-            publish_every=spec.learner.steps_per_update(self._learners_now()),
+            publish_every=spec.learner.publish_every,
             groups_per_update=spec.learner.groups_per_update,
             learners=self._learners_now(),
         )
@@ -157,24 +159,27 @@ class Issuer:
 
     async def _write_cursor(self, cursor: Cursor) -> None:
         bus, value = self._ring.bus, str(cursor).encode()
-        while True:
-            try:
-                self._revision = await self._ring.persist(
-                    lambda: bus.put(Bucket.RUN, self._key, value, expected=self._revision)
-                )
-                return
-            except WrongRevision:
-                await self._check_alone()
-                entry = await self._ring.persist(lambda: bus.get(Bucket.RUN, self._key))
-            self._revision = entry.revision if entry else 0
-            self._lost = entry is None or Cursor.parse(entry.value).restored
-            if self._lost or (entry is not None and entry.value == value):
-                return
+        try:
+            self._revision = await self._ring.persist(
+                lambda: bus.put(Bucket.RUN, self._key, value, expected=self._revision)
+            )
+            return
+        except WrongRevision:
+            await self._check_alone()
+            entry = await self._ring.persist(lambda: bus.get(Bucket.RUN, self._key))
+        self._revision = entry.revision if entry else 0
+        if entry is None or entry.value != value:
+            # Restored, or kept by another process of this name meanwhile: tasks may have left the ring.
+            self._lost = True
+
+    async def _mark_lost(self) -> None:
+        """Say beside the queue that tasks are to be issued again, whatever happens until they are: a crash,
+        or a second loss of the broker's disk."""
+        await self._write_cursor(Cursor(self.outstanding.floor, 0))
 
     async def _issue_again(self) -> None:
         """The queues were lost: issue everything that is not settled, under the same ids."""
-        if not self._revision:  # or a second loss, while they are sent, would pass unnoticed
-            await self._write_cursor(Cursor(self.outstanding.floor, 0))
+        await self._mark_lost()
         numbers = [n for n in self.outstanding.all() if not await self._is_done(n)]
         await self._issue(numbers)
         self._lost = False

@@ -21,7 +21,6 @@ import functools
 from collections.abc import Collection, Sequence
 
 from protocol.clock import GENESIS, VectorClock
-from protocol.limits import LEARNERS_MAX
 from protocol.messages import Head
 from protocol.ports import AdapterStore, Offload
 from roles.learner.batch import Batch, make_batch
@@ -79,7 +78,7 @@ class Learner:
         self._policies = Policies(ring, store, aside)
         staleness, learner = ring.spec.staleness, ring.spec.learner
         self._buffer = Buffer(staleness.max_staleness, causal=staleness.causal)
-        steps_in_hand = learner.steps_per_update(LEARNERS_MAX) + STEPS_WAITING_MAX + 1
+        steps_in_hand = learner.publish_every + STEPS_WAITING_MAX + 1
         credit = learner.groups_per_update * steps_in_hand
         self._collector = Collector(ring, self._buffer, self._policies, credit)
         witness = Witness(ring, store)
@@ -217,7 +216,7 @@ class Learner:
         register = self._stepper.register
         batch = make_batch(candidates, self._spec.loss, register.clock, register.version)
         weight = self._spec.learner.update_weight or 1 / self._peers.count
-        every = self._spec.learner.steps_per_update(self._peers.count)
+        every = self._spec.learner.publish_every
         outcome = await self._offload(lambda: self._stepper.step(batch, weight, every))
         self._idle_steps = 0 if outcome.result.updated else self._idle_steps + 1
         self._unpublished += candidates

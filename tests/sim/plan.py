@@ -131,7 +131,7 @@ def _spec(dice: random.Random, seed: int) -> RunSpec:
         "learner": {
             "updates": dice.choice([4, 5, 6]),
             "groups_per_update": dice.choice([2, 3]),
-            "publish_every": dice.choice([None, 1, 1, 2, 3]),
+            "publish_every": dice.choice([1, 1, 1, 2, 3]),
             "state_every": dice.choice([1, 2, 3]),
             "export_every": dice.choice([0, 3]),
         },
