@@ -41,7 +41,7 @@ from protocol.subjects import (
     done_key,
     head_key,
 )
-from roles.learner.commit import done_write, outcome_of
+from roles.learner.done import done_write, outcome_of
 from roles.learner.finish import finished_path
 from roles.learner.outstanding import Cursor, task_of
 from roles.learner.update_entry import GENESIS_DIGEST, HEAD_FILE

@@ -15,7 +15,7 @@ from protocol.errors import one_line
 from protocol.messages import DeadLetter, GroupId, Head, NodeState
 from protocol.runspec import RunSpec
 from protocol.subjects import FINISHED_KEY, TRAINING, Bucket
-from roles.learner.commit import is_done
+from roles.learner.done import is_done
 from roles.learner.outstanding import Cursor
 
 _TRAINING = {queue.value for queue in TRAINING}

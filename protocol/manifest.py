@@ -21,7 +21,7 @@ from protocol.errors import StoreCorrupt
 from protocol.identity import Identity, verify
 from protocol.limits import COUNT_MAX
 from protocol.messages import GroupId, Message, StorePath, Tally, Text
-from protocol.runspec import Name, first_fault
+from protocol.spec import Name, first_fault
 
 MANIFEST_NAME = "manifest.json"
 

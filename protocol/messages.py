@@ -24,7 +24,7 @@ from protocol.arrays import ByteArray, FloatArray, IntArray
 from protocol.clock import VectorClock
 from protocol.limits import COMPLETION_TOKENS_MAX, COUNT_MAX, GROUP_SIZE_MAX
 from protocol.reasons import DeadReason, Unscorable
-from protocol.runspec import Name
+from protocol.spec import Name
 
 
 def _writable(value: object) -> object:

@@ -8,42 +8,20 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from protocol.errors import OperatorError, one_line
-from protocol.limits import (
-    BATCH_WRITES_MAX,
-    COMPLETION_TOKENS_MAX,
-    COUNT_MAX,
-    GROUP_SIZE_MAX,
-    NAME_MAX,
-    PROMPT_TOKENS_MAX,
-)
+from protocol.errors import OperatorError
+from protocol.limits import BATCH_WRITES_MAX, COMPLETION_TOKENS_MAX, GROUP_SIZE_MAX, PROMPT_TOKENS_MAX
+from protocol.presets import UnknownPreset, with_numbers
+from protocol.spec import Count, CountOrZero, Name, NonNegative, Positive, Seed, Spec, first_fault
 
-Name = Annotated[str, Field(pattern=rf"^[a-z0-9][a-z0-9-]{{0,{NAME_MAX - 1}}}$")]
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=1, le=COUNT_MAX)]
-CountOrZero = Annotated[int, Field(ge=0, le=COUNT_MAX)]
-Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
 UpdateDtype = Literal["float32", "bfloat16"]
 Modules = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
-
 _GROUPS_MAX = BATCH_WRITES_MAX - 1
 """Groups of one commit; the head is its last write."""
-
-
-_FAULTS_LISTED_MAX = 100
-"""Faults that are spelled out; a stranger's frame may hold a hundred thousand."""
-
-
-class Spec(BaseModel):
-    """Frozen and closed: a typo in a run file is an error, not a silent default."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ModelSpec(Spec):
@@ -67,6 +45,16 @@ class LoraSpec(Spec):
     alpha: Positive = 32.0
     rslora: bool = False
     target_modules: Literal["all-linear"] | Modules = "all-linear"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_dropout(cls, data: Any) -> Any:
+        if isinstance(data, dict) and (data.get("dropout") or data.get("lora_dropout")):
+            raise ValueError(
+                "dropout is not supported: the learner would score tokens under another policy than the one "
+                "that sampled them, and the importance ratio of fresh groups would not be 1"
+            )
+        return data
 
     @property
     def scale(self) -> float:
@@ -165,11 +153,26 @@ class LearnerSpec(PublishingSpec):
         return self
 
 
-class LossSpec(Spec):
-    """The GRPO objective as numbers; every published variant is a point in this space."""
+class AdvantageSpec(Spec):
+    """How rewards become advantages."""
 
+    advantage_baseline: Literal["mean", "leave_one_out"] = "mean"
+    """What is subtracted: the group's mean reward, or the mean of the others (RLOO, arXiv 2402.14740)."""
     advantage_scale: Literal["none", "std"] = "none"
-    """``none``: Dr. GRPO (arXiv 2503.20783); ``std``: GRPO (arXiv 2402.03300)."""
+    """``none``: Dr. GRPO (arXiv 2503.20783); ``std``: divided by the group's deviation (GRPO, arXiv
+    2402.03300)."""
+    advantage_ddof: Annotated[int, Field(ge=0, le=1)] = 1
+    """1: the deviation of a sample (n-1); 0: of a population, as TRL's asynchronous trainer has it."""
+    advantage_epsilon: Positive = 1e-4
+    """Added to the deviation."""
+
+
+class LossSpec(AdvantageSpec):
+    """The GRPO objective as numbers; every published variant is a point in this space.
+
+    A run file may begin with a named point: ``preset = "gspo"`` (``protocol/presets.py``).
+    """
+
     ratio_level: Literal["token", "sequence"] = "token"
     """``sequence``: GSPO (arXiv 2507.18071)."""
     clip_low: NonNegative = 0.2
@@ -272,21 +275,11 @@ class RunSpec(Spec):
     def from_toml(cls, text: str, origin: str) -> RunSpec:
         """Parse a run file; raises OperatorError with one line that names the key and the fault."""
         try:
-            return cls.model_validate(tomllib.loads(text))
+            tables = with_numbers(tomllib.loads(text), SamplingSpec.model_fields["max_new_tokens"].default)
+            return cls.model_validate(tables)
         except tomllib.TOMLDecodeError as exc:
             raise OperatorError(f"{origin}: not TOML: {exc}") from exc
         except ValidationError as exc:
             raise OperatorError(f"{origin}: {first_fault(exc)}") from exc
-
-
-def first_fault(exc: ValidationError) -> str:
-    """One line for a person: the first fault, and how many more there are."""
-    if exc.error_count() > _FAULTS_LISTED_MAX:
-        return f"{exc.error_count()} faults"
-    errors = exc.errors(include_url=False, include_context=False, include_input=False)
-    where = ".".join(str(part) for part in errors[0]["loc"]) or "the file"
-    what = errors[0]["msg"]
-    if errors[0]["type"] == "extra_forbidden":
-        what = "no such setting; check the spelling"
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return one_line(f"{where}: {what}{more}")
+        except UnknownPreset as exc:
+            raise OperatorError(f"{origin}: {exc}") from exc

@@ -23,7 +23,8 @@ from protocol.messages import Head
 from protocol.ports import AdapterStore, Offload
 from protocol.runspec import RunSpec
 from protocol.subjects import DONE, GENESIS_KEY, Bucket, done_key, head_key
-from roles.learner.commit import Resumed, done_value, outcome_of
+from roles.learner.commit import Resumed
+from roles.learner.done import done_value, outcome_of
 from roles.learner.policy import Policy, State
 from roles.learner.update_entry import NONCE
 from roles.policy.compose import Factors, factors_digest

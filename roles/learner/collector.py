@@ -20,7 +20,7 @@ from protocol.ports import Delivery
 from protocol.reasons import DeadReason, DropReason
 from protocol.subjects import Queue
 from roles.learner.buffer import Buffer, Candidate
-from roles.learner.commit import is_done
+from roles.learner.done import is_done
 from roles.learner.lease import Lease
 from roles.policy.policies import Policies
 from roles.ring import Ring

@@ -16,16 +16,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from protocol.codec import decode_as, encode
 from protocol.errors import BusError, DecodeError, FencedError, UnknownOutcome, WrongRevision
-from protocol.limits import DONE_TTL_S
 from protocol.messages import Head
-from protocol.ports import Bus, Entry, Write
+from protocol.ports import Entry, Write
 from protocol.subjects import GENESIS_KEY, Bucket, done_key, head_key
+from roles.learner.done import Consumed, done_again, done_value, done_write
 from roles.policy.chains import TRAINED, UNCERTAIN
 from roles.ring import RETRY_FIRST_S, RETRY_MAX_S, Ring
 
@@ -35,9 +35,6 @@ since the newest upload."""
 
 WITNESS_WAIT_S = 30.0
 """Peers read all heads several times within so long."""
-
-Consumed = Mapping[str, str]
-"""Groups of one commit: the outcome by group id."""
 
 
 class Conflict(Exception):
@@ -124,9 +121,21 @@ class HeadWriter:
                 self._ring.log.warning("commit_retried", error=str(exc) or type(exc).__name__, wait_s=wait_s)
             await self._ring.pause(wait_s)
             wait_s = min(2 * wait_s, RETRY_MAX_S)
+        self._happened(head, consumed)
+        return head
+
+    async def adopt(self, head: Head, consumed: Consumed) -> bool:
+        """Whether a commit that was refused stands all the same: ``recover`` found its upload."""
+        entry = await self._ring.bus.get(Bucket.POLICY, self._key)
+        if entry is None or not self._is_ours(entry, head.nonce):
+            return False
+        self.revision = entry.revision
+        self._happened(head, consumed)
+        return True
+
+    def _happened(self, head: Head, consumed: Consumed) -> None:
         self.head = head
         self._said.append(_Said(head, dict(consumed)))
-        return head
 
     async def check_alone(self, seen: Head) -> None:
         """Raises FencedError if ``seen`` was written by another process, and its head still stands."""
@@ -222,14 +231,11 @@ class HeadWriter:
         writes: list[Write] = []
         taken: dict[str, str] = {}
         for said in missing:
-            for group, outcome in said.consumed.items():
-                key = done_key(group)
-                there = await self._ring.persist(partial(self._ring.bus.get, Bucket.POLICY, key))
-                if there is not None and outcome_of(there.value) != UNCERTAIN:
-                    taken[group] = outcome
-                    continue
-                expected = there.revision if there is not None else 0
-                writes.append(done_write(group, outcome, said.head.learner, said.head.count, expected))
+            head = said.head
+            again = partial(done_again, self._ring.bus, head.learner, head.count, said.consumed)
+            found = await self._ring.persist(again)
+            writes += found[0]
+            taken |= found[1]
         return writes, taken
 
     async def _restored(self, revision: int, offer: _Said, head: Head) -> Head:
@@ -239,26 +245,6 @@ class HeadWriter:
         self._said.append(_Said(offer.head, {}))
         await self._ring.tell("head_restored", count=offer.head.count, groups_lost=len(offer.consumed))
         return without(head, offer.consumed)
-
-
-async def is_done(bus: Bus, group_id: str) -> bool:
-    """Whether somebody consumed a group. Raises BusError."""
-    return await bus.get(Bucket.POLICY, done_key(group_id)) is not None
-
-
-def done_write(group_id: str, outcome: str, learner: str, count: int, expected: int | None = None) -> Write:
-    """Mark a group as consumed; ``expected`` 0: by nobody before."""
-    return Write(done_key(group_id), done_value(outcome, learner, count), expected, DONE_TTL_S)
-
-
-def done_value(outcome: str, learner: str, count: int) -> bytes:
-    """Value of a group's ``done`` key: what became of it, by whom, and after how many of its updates."""
-    return f"{outcome} {learner}:{count}".encode()
-
-
-def outcome_of(value: bytes) -> str:
-    """The outcome in a ``done`` key's value."""
-    return value.decode(errors="replace").partition(" ")[0]
 
 
 def _done(head: Head, consumed: Consumed) -> list[Write]:

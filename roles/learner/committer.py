@@ -178,9 +178,8 @@ class Committer:
         try:
             head = await self._writer.commit(head, step.consumed, upload)
         except Conflict:
-            if step.published is not None:  # what was never committed must not look like it after a loss
-                await self._ring.persist(lambda: self._store.delete(head.path), patient=True)
-            raise
+            if step.published is None or not await self._stands_after_all(head, step):
+                raise
         committed = self._ring.clock.monotonic()
         self.version = step.published.version if step.published else self.version
         consumed = self._unlisted | step.consumed
@@ -197,6 +196,18 @@ class Committer:
             commit_s=committed - uploaded,
             publish_s=self._ring.clock.monotonic() - started,
         )
+
+    async def _stands_after_all(self, head: Head, step: FinishedStep) -> bool:
+        """Remove the upload of a step that was refused: what was never committed must not look like it after
+        a loss. Unless ``recover`` was faster and took it for committed: then it is."""
+
+        async def settle() -> bool:
+            if await self._writer.adopt(head, step.consumed):
+                return True
+            await self._store.delete(head.path)
+            return False
+
+        return await self._ring.persist(settle, patient=True)
 
     async def _prepared(self, step: FinishedStep, head: Head) -> tuple[Head, Upload]:
         """The head with the path of the step's update, if it has one, and what uploads it."""

@@ -20,7 +20,7 @@ from protocol.messages import DeadLetter, Head, SamplingParams, Task
 from protocol.runspec import RunSpec
 from protocol.subjects import TRAINING, Bucket, Queue, cursor_key
 from roles.learner.admission import groups_in_flight, tasks_to_issue
-from roles.learner.commit import is_done
+from roles.learner.done import is_done
 from roles.learner.outstanding import Cursor, Outstanding, task_of
 from roles.ring import Ring, nap
 from roles.tasks.prompts import Prompt

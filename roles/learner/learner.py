@@ -28,8 +28,8 @@ from roles.learner.buffer import Buffer, Candidate, Dropped
 from roles.learner.caretaker import Caretaker, Committed
 from roles.learner.checkpoint import claim_genesis, find_head, load_state
 from roles.learner.collector import Collector
-from roles.learner.commit import is_done
 from roles.learner.committer import GROUPS_MAX, STEPS_WAITING_MAX, Committer, FinishedStep, nothing_committed
+from roles.learner.done import is_done
 from roles.learner.evaluation import Evaluator
 from roles.learner.finish import finish_run
 from roles.learner.issuer import Issuer, TaskStream

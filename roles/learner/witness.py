@@ -10,10 +10,10 @@ from __future__ import annotations
 from protocol.errors import BusError, StoreError
 from protocol.messages import Head
 from protocol.ports import AdapterStore, Write
-from protocol.subjects import GENESIS_KEY, Bucket, done_key, head_key
-from roles.learner.commit import done_write, outcome_of
+from protocol.subjects import GENESIS_KEY, Bucket, head_key
+from roles.learner.done import done_again
 from roles.learner.update_entry import HEAD_FILE
-from roles.policy.chains import UNCERTAIN, outcomes
+from roles.policy.chains import outcomes
 from roles.ring import Ring
 
 
@@ -39,13 +39,9 @@ class Witness:
         frame = (await self._store.fetch(head.path) / HEAD_FILE).read_bytes()
         key = head_key(head.learner)
         stands = await self._ring.bus.get(Bucket.POLICY, key)
-        writes = []
-        for group, outcome in outcomes(manifest).items():
-            there = await self._ring.bus.get(Bucket.POLICY, done_key(group))
-            if there is not None and outcome_of(there.value) != UNCERTAIN:
-                return  # somebody consumed it since: this head cannot be true any more
-            expected = there.revision if there is not None else 0
-            writes.append(done_write(group, outcome, head.learner, head.count, expected))
+        writes, taken = await done_again(self._ring.bus, head.learner, head.count, outcomes(manifest))
+        if taken:
+            return  # somebody consumed them since: this head cannot be true any more
         expected = stands.revision if stands is not None else 0
         await self._ring.bus.commit(Bucket.POLICY, [*writes, Write(key, frame, expected=expected)])
         await self._ring.tell("head_witnessed", learner=head.learner, count=head.count)

@@ -1,4 +1,4 @@
-"""The learners' bench on two steps: several learners really share a run under virtual time, and it repeats."""
+"""The learners' bench on a few steps: several learners share a run under virtual time, and it repeats."""
 
 from __future__ import annotations
 

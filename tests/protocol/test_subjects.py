@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from protocol.messages import GroupId
-from protocol.runspec import Name
+from protocol.spec import Name
 from protocol.subjects import (
     GENESIS_KEY,
     SPEC_KEY,

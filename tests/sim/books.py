@@ -12,7 +12,7 @@ from protocol.codec import decode_as
 from protocol.manifest import Manifest
 from protocol.messages import DeadLetter, Event, Head
 from protocol.subjects import TRAINING, Bucket
-from roles.learner.commit import outcome_of
+from roles.learner.done import outcome_of
 from roles.learner.outstanding import Cursor
 from roles.policy.chains import PREVIOUS, TRAINED, UNCERTAIN
 from roles.policy.compose import VERSION_ROUNDING

@@ -12,6 +12,7 @@ from typing import Any
 
 import roles.learner.collector
 import roles.learner.commit
+import roles.learner.done
 import roles.learner.register
 import roles.policy.policies
 import roles.ring
@@ -32,7 +33,7 @@ Replace = Callable[[Any, str, Any], None]
 
 def no_dedupe(replace: Replace) -> None:
     """Nobody looks whether a group was consumed before."""
-    done_write = roles.learner.commit.done_write
+    done_write = roles.learner.done.done_write
 
     async def never(*_: Any) -> bool:
         return False

@@ -17,7 +17,7 @@ from protocol.messages import Head
 from protocol.ports import Write
 from protocol.subjects import GENESIS_KEY, Bucket, done_key
 from roles.learner.checkpoint import claim_genesis, export, find_head, load_state, save_state
-from roles.learner.commit import done_value
+from roles.learner.done import done_value
 from roles.learner.fake_policy import FakePolicy
 from roles.learner.policy import State
 from roles.policy.policies import Policies

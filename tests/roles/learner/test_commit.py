@@ -13,8 +13,9 @@ from protocol.errors import FencedError
 from protocol.messages import Head
 from protocol.ports import Write
 from protocol.subjects import GENESIS_KEY, Bucket, done_key, head_key
-from roles.learner.commit import Conflict, HeadWriter, done_value, outcome_of, without
+from roles.learner.commit import Conflict, HeadWriter, without
 from roles.learner.committer import nothing_committed
+from roles.learner.done import done_value, outcome_of
 from roles.policy.chains import TRAINED, UNCERTAIN
 from tests.build import an_identity
 from tests.ground import Fault, FaultyBus, Ground
@@ -187,6 +188,19 @@ async def test_only_who_knows_that_it_was_committed_takes_a_group_that_is_uncert
     with pytest.raises(Conflict):  # it does not know whether this was committed before
         await desk.writer.commit(a_head("three", groups_trained=2), {"learner-1.2": TRAINED})
     assert desk.done == {"learner-1.1": TRAINED, "learner-1.2": UNCERTAIN}
+
+
+@in_virtual_time
+async def test_a_refused_commit_that_recover_took_for_committed_is_adopted(tmp_path: Path):
+    desk = Desk(tmp_path)
+    await desk.writer.commit(a_head("one"), {})
+    refused = a_head("two", count=1)
+    assert not await desk.writer.adopt(refused, {"learner-1.1": TRAINED})
+    desk.lose_everything()
+    desk.restore(refused, "learner-1.1")
+    assert await desk.writer.adopt(refused, {"learner-1.1": TRAINED})
+    await desk.writer.commit(a_head("three", count=1), {"learner-1.2": TRAINED})
+    assert (desk.nonce, list(desk.done)) == ("three", ["learner-1.1", "learner-1.2"])
 
 
 @in_virtual_time

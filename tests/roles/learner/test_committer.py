@@ -19,8 +19,8 @@ from protocol.ports import Write
 from protocol.reasons import DropReason
 from protocol.subjects import GENESIS_KEY, Bucket, done_key, head_key
 from roles.learner.buffer import Candidate, Dropped
-from roles.learner.commit import outcome_of
 from roles.learner.committer import STEPS_WAITING_MAX, Committer, FinishedStep, nothing_committed
+from roles.learner.done import outcome_of
 from roles.learner.fake_policy import FakePolicy
 from roles.learner.lease import Lease
 from roles.learner.register import Register

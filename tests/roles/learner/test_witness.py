@@ -14,8 +14,8 @@ from protocol.manifest import EntryKind
 from protocol.messages import Head
 from protocol.ports import Write
 from protocol.subjects import GENESIS_KEY, Bucket, done_key, head_key
-from roles.learner.commit import done_write, outcome_of
 from roles.learner.committer import nothing_committed
+from roles.learner.done import done_write, outcome_of
 from roles.learner.update_entry import HEAD_FILE
 from roles.learner.witness import Witness
 from roles.policy.chains import TRAINED, UNCERTAIN
