@@ -17,7 +17,14 @@ from safetensors.numpy import load_file, save
 
 from protocol.clock import GENESIS
 from protocol.codec import decode
-from protocol.errors import FencedError, StoreConflict, StoreCorrupt, StoreError, StoreNotFound, WrongRevision
+from protocol.errors import (
+    BusError,
+    FencedError,
+    StoreConflict,
+    StoreCorrupt,
+    StoreError,
+    StoreNotFound,
+)
 from protocol.manifest import EntryKind, Manifest
 from protocol.messages import Head
 from protocol.ports import AdapterStore, Offload
@@ -30,7 +37,7 @@ from roles.learner.update_entry import NONCE
 from roles.policy.compose import Factors, factors_digest
 from roles.policy.peft_export import peft_directory
 from roles.policy.update_paths import counts_by_path
-from roles.ring import RETRY_MAX_S, Ring
+from roles.ring import RETRY_FIRST_S, RETRY_MAX_S, Ring
 
 STATE_FILE = "optimizer.safetensors"
 STATE_INFO_FILE = "state.json"
@@ -42,12 +49,7 @@ async def claim_genesis(ring: Ring, store: AdapterStore, policy: Policy, offload
     Where updates lie in the store and nobody has claimed genesis, the broker lost its disk: what they stand
     on is for ``recover`` to say.
     """
-    while await ring.persist(lambda: ring.bus.get(Bucket.RUN, GENESIS_KEY)) is None:
-        if not counts_by_path(await ring.persist(lambda: store.list(f"{ring.spec.name}/updates"))):
-            break
-        ring.log.warning("waiting_for_recover", run=ring.spec.name)
-        await ring.pause(RETRY_MAX_S)
-    else:
+    if await _is_claimed(ring, store):
         return
     spec = ring.spec
 
@@ -72,11 +74,27 @@ async def claim_genesis(ring: Ring, store: AdapterStore, policy: Policy, offload
         # A peer with the same seed made the same genesis; whoever reads it checks its digest.
         ring.log.info("genesis_already_stored", path=manifest.path)
     claim = f"{manifest.path} {digest}".encode()
-    try:
-        await ring.persist(lambda: ring.bus.put(Bucket.RUN, GENESIS_KEY, claim, expected=0))
-        await ring.tell("genesis_claimed", digest=digest[:16])
-    except WrongRevision:
-        ring.log.info("genesis_found")
+    # Looked at again before every try: the broker may have lost its disk since.
+    while not await _is_claimed(ring, store):
+        try:
+            await ring.bus.put(Bucket.RUN, GENESIS_KEY, claim, expected=0)
+        except BusError as exc:
+            ring.log.warning("request_retried", error=str(exc) or type(exc).__name__)
+            await ring.pause(RETRY_FIRST_S)
+        else:
+            await ring.tell("genesis_claimed", digest=digest[:16])
+            return
+    ring.log.info("genesis_found")
+
+
+async def _is_claimed(ring: Ring, store: AdapterStore) -> bool:
+    """Whether genesis is claimed; waits while nobody but ``recover`` may claim it."""
+    while await ring.persist(lambda: ring.bus.get(Bucket.RUN, GENESIS_KEY)) is None:
+        if not counts_by_path(await ring.persist(lambda: store.list(f"{ring.spec.name}/updates"))):
+            return False
+        ring.log.warning("waiting_for_recover", run=ring.spec.name)
+        await ring.pause(RETRY_MAX_S)
+    return True
 
 
 async def find_head(ring: Ring, store: AdapterStore) -> Resumed:
