@@ -111,9 +111,10 @@ class Committer:
         self._genesis, self._unlisted = genesis, dict(resumed.unlisted)
         self._writer.resume(resumed)
         head = resumed.head or nothing_committed(self._ring.spec.name, self._ring.identity.node)
+        # Before this process is known: what a later one of this name uploads is not for it to remove.
+        listed = await self._ring.persist(lambda: self._store.list(updates_of(head.run, head.learner)))
         # From now on nothing that an earlier process may have sent can be stored: it expects another head.
         await self._writer.commit(head.model_copy(update={"nonce": self._ring.nonce()}), {})
-        listed = await self._ring.persist(lambda: self._store.list(updates_of(head.run, head.learner)))
         counts = counts_by_path(listed)
         if strange := [path for path in listed if path not in counts]:
             self._ring.log.warning("entries_not_ours", count=len(strange), first=strange[0])

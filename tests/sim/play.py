@@ -25,6 +25,8 @@ from tests.sim.plan import Plan
 from tests.sim.storm import Storm
 from tests.sim.trace import Trace
 
+CALM_AT_S = 65.0
+"""The longest large fault is over."""
 LOOK_S = 2.0
 """Virtual seconds between two looks at the books."""
 ENDS_WITHIN_S = 300.0
@@ -83,11 +85,16 @@ class Play:
 
     async def _weather(self) -> None:
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._calm_down())
             for incident in self.storm.plan.incidents:
                 group.create_task(happen(self.storm, self.cast, incident))
-        self.storm.rages = False
         self.calm_since = self.storm.clock.monotonic()
         self.trace.add("weather", "calm")
+
+    async def _calm_down(self) -> None:
+        """From some time on nothing new goes wrong; an operator may still be busy with what did."""
+        await self.storm.clock.sleep(CALM_AT_S)
+        self.storm.rages = False
 
     def _is_over(self) -> bool:
         run = self.storm.operator().bus.peek()
