@@ -82,7 +82,7 @@ async def _restart_broker(storm: Storm, cast: Cast, incident: Incident) -> None:
 async def _lose_disk(storm: Storm, cast: Cast, incident: Incident) -> None:
     if not storm.broker_is_up:
         return
-    if storm.can_be_read:
+    if storm.operator().bus.peek() is not None:
         books = read_books(storm)
         in_updates = {g for updates in books.updates.values() for update in updates for g in update.groups}
         storm.forgotten |= (books.dropped.keys() | books.dead.keys() | books.trained) - in_updates
