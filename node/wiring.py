@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 
 from node.broker_access import BrokerAccess
-from node.devices import choose_device
+from node.devices import choose_device, only_device
 from node.identity_file import load_or_create_identity
 from node.models import Detokenizer, LocalModel, load_tokenizer, resolve_model, stop_token_ids
 from node.names import claim_home
@@ -137,8 +137,9 @@ async def build_sampler(ground: Ground) -> Part:
             ground.model.directory,
             spec.lora,
             stop_token_ids(ground.model.directory, tokenizer),
-            device=settings.device,
+            device=only_device(settings.device, "sampler"),
             dtype=spec.model.dtype,
+            bits=spec.model.bits,
             rows_max=settings.rows_max,
             # A synchronous run must not depend on which tasks happen to decode together.
             groups_per_batch=1 if spec.staleness.max_staleness == 0 else None,

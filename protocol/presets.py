@@ -1,8 +1,8 @@
 """Loss presets: published objectives as numbers of ``LossSpec``, one table, each with its paper.
 
-A preset is a word of run files (``[loss] preset = "gspo"``). It becomes numbers when the file is read, and any
-number that the file sets itself wins. So what peers share holds numbers only: a later version's table cannot
-change a run that exists. ``grpo-node presets`` prints the table.
+A preset is a word of run files (``[loss] preset = "gspo"``). It becomes numbers when the file is read, and
+any number that the file sets itself wins. So what peers share holds numbers only: a later version's table
+cannot change a run that exists. ``grpo-node presets`` prints the table.
 """
 
 from __future__ import annotations

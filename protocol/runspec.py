@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from protocol.errors import OperatorError
+from protocol.errors import OperatorError, one_line
 from protocol.limits import BATCH_WRITES_MAX, COMPLETION_TOKENS_MAX, GROUP_SIZE_MAX, PROMPT_TOKENS_MAX
 from protocol.presets import UnknownPreset, with_numbers
 from protocol.spec import Count, CountOrZero, Name, NonNegative, Positive, Seed, Spec, first_fault
@@ -33,6 +33,10 @@ class ModelSpec(Spec):
     revision: str | None = None
     """Commit of a hub model; ``create`` pins the newest one when absent."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    bits: Literal[4, 8] | None = None
+    """Hold the weights of linear layers in so many bits (bitsandbytes: the ``quantized`` extra), on all
+    peers: base and adapter are one policy. 8 rounds activations, too, by what is computed together: the
+    importance ratio of fresh groups is then only near 1 (docs/adr/0013), so prefer 4."""
     config_digest: str | None = None
     tokenizer_digest: str | None = None
     """sha256 of config and tokenizer as ``create`` saw them; a node whose copies differ does not join."""
@@ -145,6 +149,8 @@ class LearnerSpec(PublishingSpec):
     grad_norm_max: Positive = 1.0
     micro_batch_tokens: Count = 8192
     """Token budget of one forward pass; changes memory and speed, never the result."""
+    gradient_checkpointing: bool = False
+    """Run each layer again for its gradient: less memory, more time (docs/adr/0013), the same result."""
 
     @model_validator(mode="after")
     def _fits_a_commit(self) -> Self:
@@ -161,7 +167,7 @@ class AdvantageSpec(Spec):
     advantage_scale: Literal["none", "std"] = "none"
     """``none``: Dr. GRPO (arXiv 2503.20783); ``std``: divided by the group's deviation (GRPO, arXiv
     2402.03300)."""
-    advantage_ddof: Annotated[int, Field(ge=0, le=1)] = 1
+    advantage_ddof: Literal[0, 1] = 1
     """1: the deviation of a sample (n-1); 0: of a population, as TRL's asynchronous trainer has it."""
     advantage_epsilon: Positive = 1e-4
     """Added to the deviation."""
@@ -282,4 +288,4 @@ class RunSpec(Spec):
         except ValidationError as exc:
             raise OperatorError(f"{origin}: {first_fault(exc)}") from exc
         except UnknownPreset as exc:
-            raise OperatorError(f"{origin}: {exc}") from exc
+            raise OperatorError(f"{origin}: {one_line(str(exc))}") from exc

@@ -47,6 +47,7 @@ MAY_PRINT = (
 MAY_READ_ENVIRONMENT = ("node/settings.py", "tests/*", "bench/*", "examples/*", "scripts/*", "deploy/*")
 
 _TORCH = (
+    "roles/base_model.py",
     "roles/learner/torch_*.py",
     "roles/sampler/transformers_*.py",
     "node/devices.py",

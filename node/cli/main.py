@@ -10,7 +10,14 @@ from typing import Annotated, cast
 
 import typer
 
-from node.cli import adapters_command, broker_command, demo_command, recover_command, run_commands
+from node.cli import (
+    adapters_command,
+    broker_command,
+    demo_command,
+    presets_command,
+    recover_command,
+    run_commands,
+)
 from node.runtime import EXIT_IMPATIENT, EXIT_OPERATOR, explain
 from node.settings import ROLES
 from protocol.errors import OperatorError
@@ -36,6 +43,7 @@ app.command("demo")(demo_command.demo)
 app.command("up")(run_commands.up)
 app.command("create")(run_commands.create)
 app.command("status")(run_commands.status)
+app.command("presets")(presets_command.presets)
 app.command("recover")(recover_command.recover)
 app.command("broker")(broker_command.broker)
 app.add_typer(adapters_command.app, name="adapters")
@@ -58,7 +66,9 @@ def node(
         str | None,
         typer.Option(help="Name of this node; a learner that keeps its name continues where it stopped."),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda, cuda:1, mps; a learner: also cuda:0,cuda:1.")
+    ] = "auto",
     threads: Annotated[
         int | None, typer.Option(help="CPU threads; default: what is free on this machine.")
     ] = None,

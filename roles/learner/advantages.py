@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from protocol.runspec import AdvantageSpec
 
 ROUNDING = float(np.finfo(np.float32).eps)
 """Rewards that differ by no more than this, relative to the largest, differ by rounding alone."""
@@ -17,7 +18,7 @@ ROUNDING = float(np.finfo(np.float32).eps)
 class GroupAdvantages:
     """What a group teaches.
 
-    Example: rewards ``[1, 0, None, 0]`` with scale ``none`` have values ``[.667, -.333, 0, -.333]``.
+    Example: rewards ``[1, 0, None, 0]`` have values ``[.667, -.333, 0, -.333]`` if they are not scaled.
     """
 
     values: NDArray[np.float64]
@@ -26,19 +27,12 @@ class GroupAdvantages:
     """No two scorable members differ, so every value is exactly 0.0 and the group teaches nothing."""
 
 
-def group_advantages(
-    rewards: Sequence[float | None],
-    scale: Literal["none", "std"],
-    *,
-    ddof: Literal[0, 1] = 1,
-    epsilon: float = 1e-4,
-) -> GroupAdvantages:
-    """Reward minus the mean of the group's scorable members, divided by their deviation for ``std``.
+def group_advantages(rewards: Sequence[float | None], spec: AdvantageSpec) -> GroupAdvantages:
+    """Reward minus the group's baseline, divided by the group's deviation for ``advantage_scale = "std"``.
 
-    ``rewards`` holds None where a rollout could not be scored; such members leave mean and deviation.
-    ``none`` is Dr. GRPO (arXiv 2503.20783), ``std`` is GRPO (arXiv 2402.03300), whose deviation is
-    that of a sample (n-1) plus 1e-4 unless ``ddof`` and ``epsilon`` say otherwise. Raises ValueError
-    on a reward that is not finite.
+    ``rewards`` holds None where a rollout could not be scored; such members leave baseline and deviation.
+    The mean of the others is ``n/(n-1)`` times as far away as the mean of all n (RLOO, arXiv 2402.14740).
+    Raises ValueError on a reward that is not finite.
     """
     values = np.zeros(len(rewards), np.float64)
     scorable = np.array([reward is not None for reward in rewards], bool)
@@ -49,6 +43,10 @@ def group_advantages(
     # and a tiny deviation would turn the residue into an advantage of order one.
     if scored.size <= 1 or np.ptp(scored) <= ROUNDING * np.abs(scored).max():
         return GroupAdvantages(values, zero_spread=True)
-    centred = scored - scored.mean()
-    values[scorable] = centred / (scored.std(ddof=ddof) + epsilon) if scale == "std" else centred
+    advantages = scored - scored.mean()
+    if spec.advantage_baseline == "leave_one_out":
+        advantages *= scored.size / (scored.size - 1)
+    if spec.advantage_scale == "std":
+        advantages /= scored.std(ddof=spec.advantage_ddof) + spec.advantage_epsilon
+    values[scorable] = advantages
     return GroupAdvantages(values, zero_spread=False)

@@ -31,7 +31,7 @@ def make_batch(candidates: Sequence[Candidate], loss: LossSpec, clock: VectorClo
     samples: list[Sample] = []
     zero_spread = 0
     for candidate in candidates:
-        advantages = group_advantages(candidate.rewards, loss.advantage_scale)
+        advantages = group_advantages(candidate.rewards, loss)
         zero_spread += advantages.zero_spread
         for rollout, advantage in zip(candidate.group.rollouts, advantages.values, strict=True):
             samples.append(
@@ -62,6 +62,7 @@ def _reward_metrics(candidates: Sequence[Candidate]) -> dict[str, float]:
     metrics = {
         "reward": fmean(reward for group in scored for reward in group),
         "reward_std": fmean(pstdev(group) for group in scored),
+        "sample/unscorable_frac": 1 - sum(map(len, scored)) / sum(len(c.rewards) for c in candidates),
     }
     by_name: dict[str, list[float]] = {}
     for candidate in candidates:
@@ -74,7 +75,12 @@ def _reward_metrics(candidates: Sequence[Candidate]) -> dict[str, float]:
 
 def _length_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     lengths = [len(sample.token_ids) for sample in samples]
-    return {
+    whole = [len(sample.prompt_token_ids) + len(sample.token_ids) for sample in samples]
+    ended = [len(sample.token_ids) for sample in samples if not sample.truncated]
+    terminated = {"completions/mean_terminated_length": fmean(ended)} if ended else {}
+    return terminated | {
+        "sample/tokens_mean": fmean(whole),
+        "sample/tokens_max": float(max(whole)),
         "completions/mean_length": fmean(lengths),
         "completions/min_length": float(min(lengths)),
         "completions/max_length": float(max(lengths)),

@@ -282,10 +282,8 @@ class Learner:
         await self._offload(lambda: self._stepper.merge(author, update))
 
     async def _report(self, batch: Batch, outcome: StepOutcome, wait_s: float, blocked_s: float) -> None:
-        fields = step_fields(batch, outcome) | {
+        fields = step_fields(batch, outcome, wait_s, blocked_s) | {
             "version": self._stepper.register.version,
-            "perf/rollout_wait_s": wait_s,
-            "perf/publish_blocked_s": blocked_s,
             "rollout/inflight": self._issuer.in_flight,
             "sample/rollout_queue_size": len(self._buffer),
         }

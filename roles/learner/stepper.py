@@ -47,6 +47,8 @@ class StepOutcome:
     after: SafePoint | None
     """Where the learner stands after a step that is due; what a later failure returns to."""
     seconds: float
+    publish_s: float = 0.0
+    """Part of ``seconds`` in which the update and the point to return to were made."""
 
 
 class Stepper:
@@ -76,13 +78,15 @@ class Stepper:
         self._steps_since += 1
         due = self._steps_since >= publish_every
         published = after = None
+        trained = self._clock.monotonic()
         if due:
             if self._changed:
                 published, result = self._publish(result, weight)
             self._steps_since, self._changed = 0, False
             after = self.safe_point()
             self._settled = after.state
-        return StepOutcome(result, due, published, after, self._clock.monotonic() - started)
+        ended = self._clock.monotonic()
+        return StepOutcome(result, due, published, after, ended - started, ended - trained)
 
     def merge(self, learner: str, update: Update) -> None:
         """Take in a peer's newer update; unpublished progress and moments are kept."""

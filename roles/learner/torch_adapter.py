@@ -10,42 +10,48 @@ import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch.nn import Parameter
-from transformers import AutoModelForCausalLM
 
 from protocol.errors import OperatorError
-from protocol.runspec import LoraSpec, ModelSpec
+from protocol.runspec import LearnerSpec, LoraSpec, ModelSpec
+from roles.base_model import evaluated, load_base
 from roles.learner.torch_logprobs import head_deviation
+from roles.learner.torch_memory import recompute_layers
 from roles.policy.compose import Factors
 
 PROBE = tuple(range(8))
 """Token ids with which a model's LM head is checked."""
 
+_AS_IT_IS = LearnerSpec()
+"""Layers run once."""
 
-def open_adapter(model_dir: Path, model: ModelSpec, lora: LoraSpec, device: torch.device) -> PeftModel:
+
+def open_adapter(
+    model_dir: Path,
+    model: ModelSpec,
+    lora: LoraSpec,
+    device: torch.device,
+    learner: LearnerSpec = _AS_IT_IS,
+) -> PeftModel:
     """Load a base model, freeze it, and put fp32 LoRA factors on it. Dropout is off everywhere.
 
-    Raises OperatorError when the directory holds no causal language model, when ``target_modules`` match
-    nothing, or when the model's LM head does something that the learner cannot reproduce.
+    ``learner`` says whether layers are run again for their gradient. Raises OperatorError when the directory
+    holds no causal language model, when ``target_modules`` match nothing, or when the model's LM head does
+    something that the learner cannot reproduce.
     """
-    dtype: torch.dtype = getattr(torch, model.dtype)
-    try:
-        base = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=dtype, attn_implementation="sdpa", local_files_only=True
-        )
-    except (OSError, ValueError) as exc:
-        raise OperatorError(f"{model_dir} is not a causal language model: {exc}") from exc
-    base.eval().to(device=device)
+    base = load_base(model_dir, device, dtype=model.dtype, bits=model.bits)
     deviation = head_deviation(base, PROBE)
-    if not deviation <= (1e-3 if dtype == torch.float32 else 0.1):
+    if not deviation <= (1e-3 if model.dtype == "float32" and model.bits is None else 0.1):
         raise OperatorError(
             f"the LM head of {model.ref} is not supported: log-probabilities differ by {deviation:.2g}"
         )
     try:
-        adapted = get_peft_model(base, _lora_config(lora)).eval()
+        adapted = evaluated(get_peft_model(base, _lora_config(lora)))
     except ValueError as exc:
         raise OperatorError(f"lora.target_modules: {exc}") from exc
     assert isinstance(adapted, PeftModel)
     _check_targets(adapted, lora)
+    if learner.gradient_checkpointing:
+        recompute_layers(base)
     return adapted
 
 

@@ -1,8 +1,11 @@
 """Log-probabilities and entropies of completion tokens, without ever holding the logits of all of them.
 
+    packed row ─┐
+                ├─▶ model without its head ─▶ hidden states that predict a completion token ─▶ head, in chunks
+    padded rows ┘
+
 Shape legend: B rows, T padded length, N completion tokens of all rows one after the other, H hidden size,
-V vocabulary. Only completion tokens go through the LM head, in chunks; a chunk's logits are recomputed for
-its gradient.
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from roles.learner.policy import Sample
+from roles.learner.torch_head import Head, TokenScores, chunked_scores
+from roles.learner.torch_packed_row import PackedRow
 
-LOGITS_MAX = 1 << 25
-"""Logits computed at once: 128 MiB in fp32, a few times that while their softmax and gradient live."""
+LOGITS_MAX = 1 << 23
+"""Logits computed at once: 32 MiB in fp32, a few times that while their softmax and gradient live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,11 @@ class PaddedRows:
     """The completion tokens, shape [N]."""
     temperatures: Tensor
     """Temperature at which each was sampled, shape [N]."""
+
+    @property
+    def tokens(self) -> int:
+        """Without padding."""
+        return int(self.attention.sum())
 
     @classmethod
     def of(cls, samples: Sequence[Sample], device: torch.device) -> PaddedRows:
@@ -68,25 +78,45 @@ class PaddedRows:
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))
 
 
-@dataclass(frozen=True, slots=True)
-class TokenScores:
-    """Log-probability and entropy of each completion token at its temperature, fp32, shape [N]."""
-
-    logprobs: Tensor
-    entropy: Tensor
-
-
 def score(
-    model: Any, rows: PaddedRows, *, entropy_gradient: bool = False, logits_max: int = LOGITS_MAX
+    model: Any,
+    rows: PaddedRows | PackedRow,
+    *,
+    entropy_gradient: bool = False,
+    logits_max: int = LOGITS_MAX,
 ) -> TokenScores:
     """Score ``rows`` under a transformers causal language model (the one that a PEFT model wraps).
 
     Entropy carries a gradient only with ``entropy_gradient``. At most ``logits_max`` logits exist at once.
     """
-    hidden_BTH = model.base_model(
-        input_ids=rows.token_ids, attention_mask=rows.attention, use_cache=False
-    ).last_hidden_state
-    hidden_NH = hidden_BTH[rows.rows, rows.positions]
+    hidden_NH = _hidden(model, rows)
+    frozen = frozen_head(model)
+    if frozen is not None and not entropy_gradient:
+        return chunked_scores(hidden_NH, frozen, rows.targets, rows.temperatures, logits_max)
+    return _recomputed_scores(model, hidden_NH, rows, logits_max, entropy_gradient=entropy_gradient)
+
+
+def _hidden(model: Any, rows: PaddedRows | PackedRow) -> Tensor:
+    """The hidden states that predict each completion token, shape [N, H]."""
+    if isinstance(rows, PackedRow):
+        ran = model.base_model(
+            input_ids=rows.token_ids,
+            position_ids=rows.position_ids,
+            attention_mask=rows.token_ids.new_zeros(1, 1, 1, 1),  # made already, so that the model makes none
+            use_cache=False,
+            packed=rows.segments,
+        )
+        hidden: Tensor = ran.last_hidden_state[0, rows.places]
+        return hidden
+    ran = model.base_model(input_ids=rows.token_ids, attention_mask=rows.attention, use_cache=False)
+    hidden = ran.last_hidden_state[rows.rows, rows.positions]
+    return hidden
+
+
+def _recomputed_scores(
+    model: Any, hidden_NH: Tensor, rows: PaddedRows | PackedRow, logits_max: int, *, entropy_gradient: bool
+) -> TokenScores:
+    """By automatic differentiation, a chunk's logits computed again for its gradient."""
     head = logit_head(model)
 
     def of_chunk(hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,11 +124,7 @@ def score(
         return scores.logprobs, scores.entropy
 
     size = max(1, logits_max // int(model.get_output_embeddings().weight.shape[0]))
-    chunks = list(
-        zip(hidden_NH.split(size), rows.targets.split(size), rows.temperatures.split(size), strict=True)
-    )
-    if len(chunks) == 1:
-        return TokenScores(*of_chunk(*chunks[0]))
+    chunks = zip(hidden_NH.split(size), rows.targets.split(size), rows.temperatures.split(size), strict=True)
     scored = [checkpoint(of_chunk, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
     return TokenScores(
         torch.cat([logprobs for logprobs, _ in scored]), torch.cat([entropy for _, entropy in scored])
@@ -121,12 +147,8 @@ def logit_head(model: Any) -> Callable[[Tensor], Tensor]:
     Follows the config's ``logit_scale`` (Cohere), ``logits_scaling`` (Granite, a divisor) and
     ``final_logit_softcapping`` (Gemma).
     """
-    config = model.config.get_text_config()
     projection = model.get_output_embeddings()
-    factor = float(getattr(config, "logit_scale", None) or 1) / float(
-        getattr(config, "logits_scaling", None) or 1
-    )
-    softcap = getattr(config, "final_logit_softcapping", None)
+    factor, softcap = _head_settings(model)
 
     def head(hidden: Tensor) -> Tensor:
         logits: Tensor = projection(hidden)
@@ -137,6 +159,22 @@ def logit_head(model: Any) -> Callable[[Tensor], Tensor]:
         return logits
 
     return head
+
+
+def frozen_head(model: Any) -> Head | None:
+    """The LM head as numbers; None if it is more than a frozen matrix (adapted, quantized, with a bias)."""
+    projection = model.get_output_embeddings()
+    plain = type(projection) is torch.nn.Linear and projection.bias is None
+    if not plain or projection.weight.requires_grad:
+        return None
+    return Head(projection.weight.detach(), *_head_settings(model))
+
+
+def _head_settings(model: Any) -> tuple[float, float | None]:
+    """What logits are multiplied with, and where they are capped."""
+    config = model.config.get_text_config()
+    scale, divisor = getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)
+    return float(scale or 1) / float(divisor or 1), getattr(config, "final_logit_softcapping", None)
 
 
 def head_deviation(model: Any, token_ids: Sequence[int]) -> float:

@@ -11,7 +11,8 @@ contributions of any cut into micro-batches is the same number with the same gra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,6 +77,14 @@ class TokenBatch:
             self.entropy.detach(),
             *(tensor if tensor is None else tensor.detach() for tensor in optional),
         )
+
+    def to(self, device: torch.device) -> TokenBatch:
+        """The same on another device."""
+        moved: dict[str, Any] = {
+            field.name: None if (tensor := getattr(self, field.name)) is None else tensor.to(device)
+            for field in fields(self)
+        }
+        return replace(self, **moved)
 
     @classmethod
     def joined(cls, batches: Sequence[TokenBatch]) -> TokenBatch:

@@ -77,6 +77,7 @@ class TransformersEngine:
         rows_max: int,
         groups_per_batch: int | None,
         threads: int,
+        bits: int | None = None,
     ) -> TransformersEngine:
         """Load a model directory and start. Takes seconds: call it off the event loop.
 
@@ -84,7 +85,7 @@ class TransformersEngine:
         only rows count). Raises OperatorError if the model, the LoRA or ``eos_ids`` do not fit.
         """
         torch.set_num_threads(threads)
-        model = ServedModel.load(model_dir, lora, device=device, dtype=dtype)
+        model = ServedModel.load(model_dir, lora, device=device, dtype=dtype, bits=bits)
         if not eos_ids or not all(0 <= eos < model.facts.vocab_size for eos in eos_ids):
             raise OperatorError(f"{model_dir}: EOS ids {list(eos_ids)} are not in its vocabulary")
         log.info("engine_opened", engine=model.facts.engine, rows_max=rows_max, groups=groups_per_batch)

@@ -19,13 +19,14 @@ import numpy as np
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
-from peft.tuners.lora import Linear as PeftLinear
+from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import DynamicCache
 
 from protocol.errors import OperatorError
 from protocol.runspec import LoraSpec
+from roles.base_model import evaluated, load_base
 from roles.policy.compose import Factors
 from roles.sampler.transformers_cache import RowCache
 
@@ -91,9 +92,9 @@ class ServedModel:
     """A causal language model that serves one adapter at a time. Used by one thread."""
 
     def __init__(self, model: Any, lora: LoraSpec, device: torch.device, dtype: str) -> None:
-        """Take over ``model``. Raises OperatorError if it cannot be served with this LoRA."""
+        """Take over ``model``, which is on ``device``. Raises OperatorError if this LoRA does not fit it."""
         self._linears = _insert_lora(model, lora)
-        self._model = model.to(device).eval().requires_grad_(requires_grad=False)
+        self._model = evaluated(model).requires_grad_(requires_grad=False)
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._active: Adapter | None = None
@@ -108,18 +109,15 @@ class ServedModel:
         )
 
     @classmethod
-    def load(cls, model_dir: Path, lora: LoraSpec, *, device: str, dtype: str) -> ServedModel:
-        """Read a model directory. Raises OperatorError if it is not one."""
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                model_dir, dtype=getattr(torch, dtype), local_files_only=True
-            )
-        except (OSError, ValueError) as exc:
-            raise OperatorError(f"cannot load a causal language model from {model_dir}: {exc}") from exc
+    def load(
+        cls, model_dir: Path, lora: LoraSpec, *, device: str, dtype: str, bits: int | None = None
+    ) -> ServedModel:
+        """Read a model directory, see ``load_base``. Raises OperatorError if it cannot be served."""
+        model = load_base(model_dir, torch.device(device), dtype=dtype, bits=bits)
         kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
         if unknown := sorted(kinds - ATTENTION_KINDS):
             raise OperatorError(f"{model_dir} has {unknown[0]} layers; use engine vllm for such a model")
-        return cls(model, lora, torch.device(device), dtype)
+        return cls(model, lora, torch.device(device), dtype if bits is None else f"{dtype}-{bits}bit")
 
     def activate(self, adapter: Adapter) -> None:
         """Serve ``adapter`` from the next forward pass on."""
@@ -199,7 +197,8 @@ def _insert_lora(model: Any, lora: LoraSpec) -> dict[str, LoraLinear]:
     wrapped = {name: m for name, m in model.named_modules() if isinstance(m, BaseTunerLayer)}
     served = {}
     for name, module in wrapped.items():
-        if not isinstance(module, PeftLinear):
+        # The layers of bitsandbytes are linear ones, too.
+        if not (isinstance(module, LoraLayer) and isinstance(module.base_layer, nn.Linear)):
             raise OperatorError(f"lora.target_modules name {name}, which is not a linear layer")
         parent, _, child = name.rpartition(".")
         down, up = module.lora_A["default"], module.lora_B["default"]

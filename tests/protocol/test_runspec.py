@@ -174,6 +174,13 @@ def test_a_spec_cannot_be_changed():
         a_runspec().learner.updates = 3
 
 
+@pytest.mark.parametrize("setting", ["dropout = 0.05", "lora_dropout = 0.1"])
+def test_dropout_is_refused_with_the_reason(setting: str):
+    fault = fault_of(with_setting("lora", setting))
+    assert fault.startswith("run.toml: lora: dropout is not supported")
+    assert "ratio of fresh groups would not be 1" in fault
+
+
 def test_rslora_scales_by_the_root_of_the_rank():
     scales = [
         a_runspec(lora={"rank": rank, "alpha": alpha, "rslora": True}).lora.scale

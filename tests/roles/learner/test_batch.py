@@ -66,6 +66,8 @@ def test_samples_carry_prompt_temperature_and_truncation():
     assert batch.samples[0].prompt_token_ids.tolist() == [1, 5, 6, 7]
     assert batch.metrics["completions/clipped_ratio"] == 0.5
     assert batch.metrics["completions/max_length"] == 5.0
+    assert batch.metrics["completions/mean_terminated_length"] == 3.0
+    assert (batch.metrics["sample/tokens_mean"], batch.metrics["sample/tokens_max"]) == (8.0, 9.0)
 
 
 def test_the_mean_reward_is_over_all_scored_rollouts():
@@ -73,6 +75,7 @@ def test_the_mean_reward_is_over_all_scored_rollouts():
         a_candidate(rewards=(1.0, 0.0, None)), a_candidate("learner-1.1", rewards=(1.0, 1.0, 1.0))
     )
     assert batch.metrics["reward"] == pytest.approx(4 / 5)
+    assert batch.metrics["sample/unscorable_frac"] == pytest.approx(1 / 6)
 
 
 def a_merging_tokenizer() -> Tokenizer:

@@ -54,6 +54,29 @@ def test_peft_loads_the_directory_and_its_logits_equal_the_learners(model_dir, p
             assert (logits - exported(input_ids=ids).logits).abs().max() > 0.1
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rslora": False},
+        {"alpha": 3.5},
+        {"target_modules": ("q_proj", "down_proj")},
+        {"target_modules": ("layers.1.mlp.up_proj",)},
+    ],
+    ids=str,
+)
+def test_every_shape_of_adapter_is_exported_so_that_logits_agree(model_dir, tmp_path, changes):
+    lora = a_spec().lora.model_copy(update=changes)
+    policy = TorchPolicy.open(model_dir, a_spec().model_copy(update={"lora": lora}))
+    policy.load(trained_factors(policy))
+    exported = loaded(model_dir, write(tmp_path, policy.factors(), lora))
+    ids = torch.arange(3, 13)[None]
+    with torch.no_grad():
+        logits = exported(input_ids=ids).logits
+        assert torch.equal(logits, policy._causal(input_ids=ids).logits)
+        with exported.disable_adapter():
+            assert (logits - exported(input_ids=ids).logits).abs().max() > 1e-3
+
+
 @pytest.mark.parametrize(("rank", "alpha", "scale"), [(16, 32, 8.0), (64, 16, 2.0), (4, 8, 4.0)])
 def test_the_scale_of_rslora_survives_the_export(rank, alpha, scale):
     spec = LoraSpec(rank=rank, alpha=alpha, rslora=True)
@@ -129,6 +152,14 @@ def test_an_adapter_without_the_peft_prefix_is_a_fault(policy):
     assert fault(stripped, policy.factors()) == (
         "28 of 28 tensors are missing, first base_model.model.model.layers.0.mlp.down_proj.lora_A.weight"
     )
+
+
+def test_an_adapter_for_other_layers_is_a_fault(policy):
+    factors = policy.factors()
+    queries, downs = (
+        {name: t for name, t in factors.items() if layer in name} for layer in ("q_proj", "down_proj")
+    )
+    assert "4 of 4 tensors are missing" in str(fault(queries, downs))
 
 
 def test_every_half_loadable_adapter_is_a_fault(policy):

@@ -91,5 +91,5 @@ def test_settings_that_do_not_fit_the_model_are_the_operators_mistake(model_dir,
 
 
 def test_a_directory_without_a_model_is_the_operators_mistake(tmp_path):
-    with pytest.raises(OperatorError, match="cannot load"):
+    with pytest.raises(OperatorError, match="not a causal language model"):
         open_engine(tmp_path)

@@ -1,0 +1,32 @@
+"""``grpo-node presets`` shows what a run file's preset amounts to."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from node.cli.main import main
+from protocol.presets import PRESETS
+from protocol.runspec import LossSpec
+
+
+def shown(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["presets", *options])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_every_preset_is_listed_with_its_paper_and_what_it_sets(capsys):
+    text = shown(capsys)
+    for name, preset in PRESETS.items():
+        assert f"{name}  ({preset.paper})" in text
+    assert "    clip_low = 0.0003\n" in text
+
+
+def test_the_numbers_are_the_whole_loss_as_json(capsys):
+    numbers = json.loads(shown(capsys, "--json"))
+    assert numbers.keys() == PRESETS.keys()
+    assert LossSpec(**numbers["gspo"]).ratio_level == "sequence"
+    assert numbers["dr_grpo"]["aggregation_tokens"] == 512
