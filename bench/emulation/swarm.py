@@ -186,7 +186,7 @@ class Swarm:
         return [self._sampler(f"sampler-{number + 1}", served) for number in range(SAMPLERS)]
 
     def _learner(self, name: str) -> Node:
-        policy = CountedPolicy(self._adapter(), self.spec, self._clock.monotonic)
+        policy = CountedPolicy([self._adapter()], self.spec, self._clock.monotonic)
         ring = self._ring(name, "learner")
         others = f"{self.spec.name}/updates/"
         own = f"{others}{name}/"
