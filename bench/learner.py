@@ -61,9 +61,6 @@ SWEPT = {"ours": (512, 1024, 2048, 4096), "padded": (1, 2, 4), "trl": (1, 2, 4)}
 AGREE = 1e-4
 """Loss and gradient norm of the arms, relative."""
 
-Results = dict[tuple[str, str], list[ArmResult]]
-"""By case and arm, one a process."""
-
 
 def arguments() -> argparse.Namespace:
     """What to measure."""
@@ -106,7 +103,8 @@ class Bench:
         result = ArmResult(**json.loads(line))
         say(
             f"{case:12} {arm:9} {result.setting:36} {median(result.step_s):8.2f} s a step,"
-            f" {above(result) / 2**20:7.0f} MiB above {result.loaded_bytes / 2**20:.0f}"
+            f" {median(result.cpu_s):8.2f} s of processors,"
+            f" {above(result) / 2**20:6.0f} MiB above {result.loaded_bytes / 2**20:.0f}"
         )
         return result
 
@@ -166,15 +164,17 @@ def must_agree(case: str, found: Mapping[str, list[ArmResult]]) -> None:
 def figures_of(case: str, batch: StepBatch, found: Mapping[str, list[ArmResult]]) -> dict[str, Figure]:
     """Medians of a case, and its ratios to ours."""
     figures: dict[str, Figure] = {f"{case}/trained_tokens": batch.trained_tokens}
-    seconds, memory = {}, {}
+    seconds, cpu, memory = {}, {}, {}
     for arm, some in found.items():
         times = [step for result in some for step in result.step_s]
         seconds[arm], memory[arm] = median(times), median(above(result) for result in some)
+        cpu[arm] = median(step for result in some for step in result.cpu_s)
         figures |= {
             f"{case}/{arm}/setting": some[0].setting,
             f"{case}/{arm}/step_s": seconds[arm],
             f"{case}/{arm}/step_s_min": min(times),
             f"{case}/{arm}/step_s_max": max(times),
+            f"{case}/{arm}/step_cpu_s": cpu[arm],
             f"{case}/{arm}/trained_tokens_per_s": batch.trained_tokens / seconds[arm],
             f"{case}/{arm}/memory_mib": memory[arm] / 2**20,
             f"{case}/{arm}/loaded_mib": median(result.loaded_bytes for result in some) / 2**20,
@@ -183,6 +183,7 @@ def figures_of(case: str, batch: StepBatch, found: Mapping[str, list[ArmResult]]
         }
     for arm in found.keys() - {"ours"} if "ours" in found else ():
         figures[f"{case}/speed_vs_{arm}"] = seconds[arm] / seconds["ours"]
+        figures[f"{case}/speed_by_cpu_vs_{arm}"] = cpu[arm] / cpu["ours"]
         figures[f"{case}/memory_vs_{arm}"] = memory["ours"] / max(1, memory[arm])
     if profile := found.get("ours") and found["ours"][0].profile:
         figures |= {f"{case}/profile/{name}": value for name, value in profile.items()}

@@ -6,11 +6,13 @@ fresh groups is far from 1 (docs/adr/0013).
 
 from __future__ import annotations
 
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from protocol.errors import OperatorError, one_line
@@ -41,6 +43,16 @@ def load_base(model_dir: Path, device: torch.device, *, dtype: str, bits: int | 
             raise OperatorError(one_line(f"model.bits = {bits} does not work on {device}: {exc}")) from exc
         raise OperatorError(f"{model_dir} is not a causal language model: {exc}") from exc
     return evaluated(base if quantized else base.to(device=device))
+
+
+def with_adapter(model: Any, config: LoraConfig) -> PeftModel:
+    """``model`` with PEFT's layers in it. Raises ValueError if ``target_modules`` match nothing."""
+    with warnings.catch_warnings():
+        # PEFT 0.21 asks transformers 5.24 for a property by its old name; nobody here can act on that.
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        adapted = get_peft_model(model, config)
+    assert isinstance(adapted, PeftModel)
+    return adapted
 
 
 def evaluated(model: Any) -> Any:

@@ -27,6 +27,8 @@ class ArmResult:
     arm: str
     setting: str
     step_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    """Processor time of all threads, which neighbours on the machine disturb less."""
     loss: list[float] = field(default_factory=list)
     grad_norm: list[float] = field(default_factory=list)
     loaded_bytes: int = 0
@@ -81,9 +83,10 @@ def forget_peak() -> None:
 def measure(result: ArmResult, step: Callable[[], tuple[float, float]], steps: int) -> None:
     """Time ``step``, which gives loss and gradient norm."""
     for _ in range(steps):
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         loss, grad_norm = step()
         result.step_s.append(time.perf_counter() - started)
+        result.cpu_s.append(time.process_time() - cpu_started)
         result.loss.append(loss)
         result.grad_norm.append(grad_norm)
     result.peak_bytes = peak_bytes()

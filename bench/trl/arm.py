@@ -65,18 +65,19 @@ class Clock(TrainerCallback):
     """Times optimizer steps; the first one warms up."""
 
     def __init__(self, result: ArmResult) -> None:
-        self.result, self.started = result, 0.0
+        self.result, self.started, self.cpu_started = result, 0.0, 0.0
 
     def on_step_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:  # noqa: ARG002
         """Start, and forget what came before the first measured step."""
         if state.global_step == 1:
             forget_peak()
-        self.started = time.perf_counter()
+        self.started, self.cpu_started = time.perf_counter(), time.process_time()
 
     def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:  # noqa: ARG002
         """Stop."""
         if state.global_step > 1:
             self.result.step_s.append(time.perf_counter() - self.started)
+            self.result.cpu_s.append(time.process_time() - self.cpu_started)
             self.result.peak_bytes = peak_bytes()
 
 

@@ -112,7 +112,9 @@ class Committer:
         self._writer.resume(resumed)
         head = resumed.head or nothing_committed(self._ring.spec.name, self._ring.identity.node)
         # Before this process is known: what a later one of this name uploads is not for it to remove.
-        listed = await self._ring.persist(lambda: self._store.list(updates_of(head.run, head.learner)))
+        proven = head.count > 0  # The store allowed this before; what it denies now is worth the wait.
+        updates = updates_of(head.run, head.learner)
+        listed = await self._ring.persist(lambda: self._store.list(updates), patient=proven)
         # From now on nothing that an earlier process may have sent can be stored: it expects another head.
         await self._writer.commit(head.model_copy(update={"nonce": self._ring.nonce()}), {})
         counts = counts_by_path(listed)
@@ -120,7 +122,7 @@ class Committer:
             self._ring.log.warning("entries_not_ours", count=len(strange), first=strange[0])
         for path, count in counts.items():
             if count > head.count or (count == head.count and path != head.path):
-                await self._ring.persist(functools.partial(self._store.delete, path))
+                await self._ring.persist(functools.partial(self._store.delete, path), patient=proven)
                 self._ring.log.info("upload_removed", path=path)
 
     async def check_alone(self, seen: Head | None) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel
 from torch.nn import Parameter
 
 from protocol.errors import OperatorError
 from protocol.runspec import LearnerSpec, LoraSpec, ModelSpec
-from roles.base_model import evaluated, load_base
+from roles.base_model import evaluated, load_base, with_adapter
 from roles.learner.torch_logprobs import head_deviation
 from roles.learner.torch_memory import recompute_layers
 from roles.policy.compose import Factors
@@ -45,10 +45,10 @@ def open_adapter(
             f"the LM head of {model.ref} is not supported: log-probabilities differ by {deviation:.2g}"
         )
     try:
-        adapted = evaluated(get_peft_model(base, _lora_config(lora)))
+        adapted = with_adapter(base, _lora_config(lora))
     except ValueError as exc:
         raise OperatorError(f"lora.target_modules: {exc}") from exc
-    assert isinstance(adapted, PeftModel)
+    evaluated(adapted)
     _check_targets(adapted, lora)
     if learner.gradient_checkpointing:
         recompute_layers(base)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from transformers import DynamicCache
 
 from protocol.errors import OperatorError
 from protocol.runspec import LoraSpec
-from roles.base_model import evaluated, load_base
+from roles.base_model import evaluated, load_base, with_adapter
 from roles.policy.compose import Factors
 from roles.sampler.transformers_cache import RowCache
 
@@ -191,7 +191,7 @@ def _insert_lora(model: Any, lora: LoraSpec) -> dict[str, LoraLinear]:
         task_type="CAUSAL_LM",
     )
     try:
-        get_peft_model(model, config)
+        with_adapter(model, config)
     except ValueError as exc:
         raise OperatorError(f"lora.target_modules do not fit this model: {exc}") from exc
     wrapped = {name: m for name, m in model.named_modules() if isinstance(m, BaseTunerLayer)}

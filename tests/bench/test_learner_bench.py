@@ -16,7 +16,7 @@ from bench.steps.batch import CASES, StepBatch, draw
 
 def a_result(arm: str, step_s: float = 1.0, loss: float = 0.5, above: int = 100) -> ArmResult:
     """One process of one step."""
-    return ArmResult(arm, "1", [step_s], [loss], [2.0], loaded_bytes=1000, peak_bytes=1000 + above)
+    return ArmResult(arm, "1", [step_s], [step_s], [loss], [2.0], loaded_bytes=1000, peak_bytes=1000 + above)
 
 
 def test_the_quick_bench_measures_two_arms_that_agree():

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+from node.memory_store import StoreFault
 from node.virtual_time import in_virtual_time
+from protocol.codec import decode_as
+from protocol.messages import Head
 from protocol.reasons import DropReason
 from protocol.subjects import Bucket
 from roles.learner.buffer import Dropped
+from roles.learner.commit import Resumed
 from roles.learner.committer import FinishedStep
 from roles.learner.lease import Lease
 from roles.learner.update_entry import HEAD_FILE
@@ -57,3 +62,26 @@ async def test_a_step_repeated_after_a_crash_with_other_drops_is_another_upload(
         await successor.committer.drained()
     assert len(ground.bucket.entries) == 2
     assert len({files[UPDATE_FILE] for files in ground.bucket.entries.values()}) == 1
+
+
+@in_virtual_time
+async def test_a_learner_that_starts_again_waits_for_a_store_that_denies_what_it_allowed(tmp_path: Path):
+    """Killed with an upload behind it that was not committed, and the disk is read-only since."""
+    ground, denied = Ground(tmp_path), True
+    killed = Bench(ground)
+    async with running(killed.committer):
+        await killed.committer.submit(killed.step())
+        await killed.committer.drained()
+    lost = killed.step()
+    _, upload = await killed.committer._prepared(lost, killed.committer._next_head(lost))
+    await upload()
+    entry = ground.run.buckets[Bucket.POLICY].get(HEAD)
+    assert entry is not None
+    resumed = Resumed(decode_as(entry.value, Head), entry.revision)
+    successor = Bench(ground, lambda *_: StoreFault.DENIED if denied else None)
+    beginning = asyncio.ensure_future(successor.committer.begin(resumed, ""))
+    await ground.clock.sleep(300.0)
+    assert (beginning.done(), len(ground.bucket.entries)) == (False, 2)
+    denied = False
+    await beginning
+    assert list(ground.bucket.entries) == [killed.committed[0].path]
