@@ -1,13 +1,14 @@
 """How fast is a learner's step, and how much memory does it take, beside TRL and beside plain PEFT?
 
 The same batch, adapter and objective in three arms, each in processes of its own and in turn, so that noise
-hits all: ``ours`` (``TorchPolicy.step``), ``padded`` (PEFT, padded rows, full logits, autograd) and ``trl``
-(GRPOTrainer 1.16; ``bench/trl/README.md`` makes its environment). ``trl_lean`` is TRL at its leanest: one row
-at a time, activations recomputed. Loss and gradient norm of all arms must agree to 1e-4. Sampling is not
-part of it.
+hits all: ``ours`` (``TorchPolicy.step``), ``padded`` (PEFT, a padded batch a group, full logits, autograd)
+and ``trl`` (GRPOTrainer 1.16; ``bench/trl/README.md`` makes its environment). Two more tell how much is the
+batch: ``row_by_row`` is ``padded`` with one row at a time, so without padding, and ``trl_lean`` is TRL at its
+leanest, one row at a time with activations recomputed. Loss and gradient norm of all arms must agree to 1e-4.
+Sampling is not part of it.
 
     python -m bench.learner --trl-python trl-venv/bin/python
-    python -m bench.learner --sweep          try micro-batch sizes first; each arm uses its fastest
+    python -m bench.learner --sweep          try micro-batch sizes first; ours and TRL use their fastest
     python -m bench.learner --profile        also how far we are from what the machine can do
     python -m bench.learner --quick          a tiny model, to see that the bench works
 
@@ -42,6 +43,7 @@ SMOLLM2 = ROOT / ".grpo/models/smollm2-135m-instruct"
 MODULES = {
     "ours": "bench.steps.ours",
     "padded": "bench.steps.plain",
+    "row_by_row": "bench.steps.plain",
     "trl": "bench.trl.arm",
     "trl_lean": "bench.trl.arm",
 }
@@ -49,14 +51,16 @@ CASES = ("mixed", "long_prompt", "binary")
 QUICK_CASES = ("quick", "quick_binary")
 
 SIZES = {
-    "mixed": {"ours": 1024, "padded": 2, "trl": 2},
-    "long_prompt": {"ours": 2048, "padded": 1, "trl": 1},
-    "binary": {"ours": 1024, "padded": 2, "trl": 2},
-    "quick": {"ours": 64, "padded": 4, "trl": 4},
-    "quick_binary": {"ours": 64, "padded": 4, "trl": 4},
+    "mixed": {"ours": 1024, "trl": 2},
+    "long_prompt": {"ours": 2048, "trl": 1},
+    "binary": {"ours": 1024, "trl": 2},
+    "quick": {"ours": 64, "trl": 4},
+    "quick_binary": {"ours": 64, "trl": 4},
 }
 """Micro-batch of each arm, in rows (ours: tokens): the fastest of ``SWEPT`` where we measured."""
-SWEPT = {"ours": (512, 1024, 2048, 4096), "padded": (1, 2, 4), "trl": (1, 2, 4)}
+FIXED = {"padded": 8, "row_by_row": 1, "trl_lean": 1}
+"""The same for the arms that are defined by it; 8 rows are one group."""
+SWEPT = {"ours": (512, 1024, 2048, 4096), "trl": (1, 2, 4, 8)}
 
 AGREE = 1e-4
 """Loss and gradient norm of the arms, relative."""
@@ -102,7 +106,7 @@ class Bench:
         line = self._python(python, MODULES[arm], *words).splitlines()[-1]
         result = ArmResult(**json.loads(line))
         say(
-            f"{case:12} {arm:9} {result.setting:36} {median(result.step_s):8.2f} s a step,"
+            f"{case:12} {arm:10} {result.setting:36} {median(result.step_s):8.2f} s a step,"
             f" {median(result.cpu_s):8.2f} s of processors,"
             f" {above(result) / 2**20:6.0f} MiB above {result.loaded_bytes / 2**20:.0f}"
         )
@@ -140,7 +144,7 @@ def measure(
     bench: Bench, options: argparse.Namespace, case: str, arms: Iterable[str]
 ) -> dict[str, list[ArmResult]]:
     """All rounds of a case, the arms in turn."""
-    sizes = {"trl_lean": 1} | SIZES[case]
+    sizes = FIXED | SIZES[case]
     if options.sweep:
         sizes |= {arm: bench.fastest(case, arm) for arm in arms if arm in SWEPT}
     found: dict[str, list[ArmResult]] = {arm: [] for arm in arms}

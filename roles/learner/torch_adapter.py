@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from protocol.errors import OperatorError
 from protocol.runspec import LearnerSpec, LoraSpec, ModelSpec
 from roles.base_model import evaluated, load_base, with_adapter
+from roles.learner.torch_fused import fuse
 from roles.learner.torch_logprobs import head_deviation
 from roles.learner.torch_memory import recompute_layers
 from roles.policy.compose import Factors
@@ -50,6 +51,7 @@ def open_adapter(
         raise OperatorError(f"lora.target_modules: {exc}") from exc
     evaluated(adapted)
     _check_targets(adapted, lora)
+    fuse(adapted)
     if learner.gradient_checkpointing:
         recompute_layers(base)
     return adapted

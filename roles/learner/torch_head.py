@@ -90,12 +90,10 @@ class _Chunk:
             logits *= head.softcap
         self._scale = head.factor / temperatures[:, None]
         logits /= temperatures[:, None]
-        sums = logits.logsumexp(-1, keepdim=True)
-        at_targets = logits.gather(-1, targets[:, None])
-        self.logprobs = (at_targets - sums)[:, 0]
-        probabilities = torch.softmax(logits, -1)
-        self.entropy = sums[:, 0] - torch.linalg.vecdot(probabilities, logits)
-        self._probabilities = probabilities
+        logprobs = torch.log_softmax(logits, -1)
+        self.logprobs = logprobs.gather(-1, targets[:, None])[:, 0]
+        self._probabilities = torch.exp(logprobs, out=logits)
+        self.entropy = -torch.linalg.vecdot(self._probabilities, logprobs)
 
     def slopes(self) -> Tensor:
         """Gradient of each log-probability with respect to its hidden state, shape [chunk, H]."""
