@@ -13,12 +13,14 @@ from node.broker import Broker, start_broker
 from node.run_bus import RunBus
 from tests.contract.brokers import Hub, memory_hub, nats_hub
 from tests.contract.outages import SPEC, ModelPlace, Place, ServerPlace
-from tests.contract.stores import WORLDS, World
+from tests.contract.stores import WORLDS, FileWorld, HubWorld, MemoryWorld, World
 
 
-@pytest.fixture(params=list(WORLDS))
+@pytest.fixture(params=WORLDS)
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    return WORLDS[request.param](tmp_path)
+    if request.param == "hub":
+        return HubWorld(tmp_path, request.getfixturevalue("hub_server"))
+    return FileWorld(tmp_path) if request.param == "file" else MemoryWorld(tmp_path)
 
 
 @contextmanager
