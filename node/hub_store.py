@@ -23,6 +23,7 @@ from node.entry_files import (
     MANIFEST_BYTES_MAX,
     checked_content,
     checked_path,
+    is_path,
     read_manifest,
     staging,
     sweep_staging,
@@ -114,7 +115,7 @@ class HubStore:
         def entries(api: HfApi) -> Sequence[str]:
             names = (path.rpartition("/") for path in self._below(api, top))
             found = (path for path, _, name in names if name == MANIFEST_NAME and path != top)
-            return sorted(path for path in found if _is_path(path))
+            return sorted(path for path in found if is_path(path))
 
         return await self._calls.ask(self._calls.patience(self._timeout_s), entries)
 
@@ -199,8 +200,8 @@ class HubStore:
         return {name: file for name, file in found.items() if "/" not in name}
 
     def _below(self, api: HfApi, path: str) -> dict[str, BucketFile]:
-        """Files below directory ``path`` of the store, by path. The Hub compares letters: asked for ``a/1`` it
-        also finds ``a/10``."""
+        """Files below directory ``path`` of the store, by path. The Hub compares letters: asked for ``a/1``
+        it also finds ``a/10``."""
         top = self._at(f"{path}/") if path else self._prefix
         tree = api.list_bucket_tree(self._calls.bucket, top.rstrip("/") or None, recursive=True)
         files = (item for item in tree if isinstance(item, BucketFile) and item.path.startswith(top))
@@ -263,14 +264,6 @@ class HubStore:
             return await self._off_loop.run(translated, self._timeout_s)
         except TimeoutError as exc:
             raise StoreUnavailable(f"{path}: {self._cache_dir} did not answer in time") from exc
-
-
-def _is_path(path: str) -> bool:
-    try:
-        checked_path(path)
-    except StoreNotFound:
-        return False
-    return True
 
 
 def _conflict(path: str) -> StoreConflict:

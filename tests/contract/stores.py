@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+import nats
 from huggingface_hub import HfApi
+from nats.js.object_store import ObjectStore
 
+from node.broker_access import BrokerAccess
 from node.entry_cache import EntryCache
 from node.file_store import FileStore
 from node.hub_calls import HubCalls, HubTimes
 from node.hub_store import HubStore
 from node.memory_store import MemoryBucket, MemoryStore
+from node.nats_bus import NatsBus
+from node.nats_store import NatsStore
 from node.system_clock import SystemClock
 from protocol.errors import StoreConflict
 from protocol.manifest import Manifest
@@ -49,6 +55,7 @@ class World(Protocol):
         ...
 
 
+T = TypeVar("T")
 Contents = tuple[Manifest, dict[str, bytes]]
 
 
@@ -166,5 +173,49 @@ class HubWorld:
         return f"{self.PREFIX}/{path}/{name}"
 
 
-WORLDS = ("file", "memory", "hub")
+class BackDoor:
+    """The Object Store as any client of NATS uses it, on a loop of its own so that a test need not wait."""
+
+    def __init__(self, access: BrokerAccess, bucket: str) -> None:
+        self._access = access
+        self._bucket = bucket
+
+    def use(self, work: Callable[[ObjectStore], Awaitable[T]]) -> T:
+        async def connected() -> T:
+            client = await nats.connect(self._access.url, token=self._access.token)
+            try:
+                return await work(await client.jetstream().object_store(self._bucket))
+            finally:
+                await client.close()
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(lambda: asyncio.run(connected())).result()
+
+
+class NatsWorld:
+    """A run's part of a broker."""
+
+    decides = True
+
+    def __init__(self, directory: Path, bus: NatsBus, door: BackDoor) -> None:
+        self._bus = bus
+        self._door = door
+        self._directory = directory
+
+    def node(self, name: str | None = None) -> NatsStore:
+        return self._bus.adapter_store(EntryCache(cache_of(self._directory, name)), timeout_s=10)
+
+    def write(self, path: str, name: str, data: bytes) -> None:
+        self._door.use(lambda objects: objects.put(f"{path}/{name}", data))
+
+    def read(self, path: str, name: str) -> bytes:
+        found = self._door.use(lambda objects: objects.get(f"{path}/{name}"))
+        assert found.data is not None
+        return found.data
+
+    def remove(self, path: str, name: str) -> None:
+        self._door.use(lambda objects: objects.delete(f"{path}/{name}"))
+
+
+WORLDS = ("file", "memory", "hub", "nats")
 """The stores under contract; ``conftest.py`` makes them."""

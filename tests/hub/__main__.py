@@ -17,7 +17,7 @@ async def main(port: int) -> None:
     hub, started = HubServer(), threading.Event()
     serving = asyncio.create_task(serve(hub, asyncio.Event(), started, port))
     await asyncio.to_thread(started.wait)
-    logging.info("export HF_ENDPOINT=%s HF_TOKEN=%s", hub.url, next(iter(hub.tokens)))
+    logging.getLogger("hub").info("export HF_ENDPOINT=%s HF_TOKEN=%s", hub.url, next(iter(hub.tokens)))
     await serving
 
 

@@ -1,4 +1,4 @@
-"""The content-addressed storage behind a bucket, in memory: what hf_xet uploads, and how files are made of it.
+"""The content-addressed storage behind a bucket, in memory: what hf_xet uploads, and files made of it.
 
 A file is a list of terms; a term is a run of chunks of one xorb (a pack of compressed chunks). All numbers
 are little-endian:
@@ -6,7 +6,7 @@ are little-endian:
     xorb   chunk*, then an optional footer that begins with ``XETBLOB``
     chunk  version u8, packed length u24, scheme u8, unpacked length u24; then the packed bytes
     shard  header of 48 bytes, then files; a file is an entry of 48 bytes and its terms of 48 bytes each,
-           and as many verifications if flag 31 is set, and one more entry if flag 30 is; 32 bytes of ff end it
+           and as many verifications if flag 31 is set, and one more entry if flag 30 is; 32 bytes of ff end
     hash   32 bytes, written as four u64 in hexadecimal
 
 Chunks are never unpacked here: whoever reads gets them as they came.
@@ -119,7 +119,7 @@ class Cas:
         return None if terms is None else sum(term.size for term in terms)
 
     def cut(self, name: str, first: int, end: int) -> tuple[int, list[Term]]:
-        """Terms that cover bytes ``[first, end)`` of a file, and how many of their bytes lie before ``first``."""
+        """Terms that cover bytes ``[first, end)`` of a file, and how many of their bytes lie before that."""
         found: list[Term] = []
         at = skip = 0
         for term in self.files[name]:

@@ -1,4 +1,4 @@
-"""The stand-in's HTTP for hf_xet: tokens, uploads of xorbs and shards, plans of files, and ranges of xorbs."""
+"""The stand-in's HTTP for hf_xet: tokens, uploads of xorbs and shards, plans of files, ranges of xorbs."""
 
 from __future__ import annotations
 
