@@ -14,7 +14,7 @@ import httpx2
 import structlog
 from huggingface_hub import HfApi, get_session
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
 from node.hub_errors import FAULTS, HubBusy, translated
 from node.off_loop import OffLoop
@@ -126,7 +126,7 @@ class HubCalls:
         except GrpoError:
             raise
         except FAULTS as exc:
-            cause = exc
+            cause: Exception = exc
             if transfer is not None and not isinstance(exc, HfHubHTTPError):
                 cause = self._reason(transfer) or exc
             raise translated(cause, self._api, self.bucket) from exc

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,6 +37,8 @@ from protocol.errors import StoreConflict, StoreCorrupt, StoreNotFound, StoreUna
 from protocol.manifest import MANIFEST_NAME, Manifest
 
 T = TypeVar("T")
+Additions = list[tuple[str | Path | bytes, str]]
+"""Files or their content, and where each goes in the bucket."""
 
 LOOK_S = 0.1
 """Pause before the Hub is asked a second time whether it shows what was uploaded."""
@@ -51,7 +54,7 @@ class Staged:
     directory: Path
     hashes: Mapping[str, str]
 
-    def part(self, names: Sequence[str], at: str) -> list[tuple[str | Path | bytes, str]]:
+    def part(self, names: Sequence[str], at: str) -> Additions:
         """Files to add below ``at``."""
         return [(self.directory / name, f"{at}/{name}") for name in names]
 
@@ -129,7 +132,7 @@ class HubStore:
         for names in parts:
             gone = [self._at(f"{path}/{name}") for name in names if name in there]
             if gone:
-                await self._calls.ask(patience, lambda api, gone=gone: self._batch(api, delete=gone))
+                await self._calls.ask(patience, partial(self._batch, delete=gone))
 
     async def _publish(self, patience: Patience, path: str, staged: Staged) -> None:
         there = await self._calls.ask(patience, lambda api: self._place(api, path))
@@ -157,7 +160,7 @@ class HubStore:
         wanted = {MANIFEST_NAME: manifest, **expected}
 
         def look(api: HfApi) -> dict[str, str]:
-            infos = api.get_bucket_paths_info(self._calls.bucket, list(names))
+            infos = api.get_bucket_paths_info(self._calls.bucket, [*names])
             return {names[info.path]: info.xet_hash for info in infos}
 
         for looks in itertools.count(1):
@@ -184,7 +187,7 @@ class HubStore:
         """Hashes of what lies at ``path`` by name; raises StoreConflict where entries would nest."""
         above = itertools.accumulate(path.split("/")[:-1], lambda up, name: f"{up}/{name}")
         manifests = [self._at(f"{up}/{MANIFEST_NAME}") for up in above]
-        if manifests and list(api.get_bucket_paths_info(self._calls.bucket, manifests)):
+        if manifests and any(True for _ in api.get_bucket_paths_info(self._calls.bucket, manifests)):
             raise StoreConflict(f"{path} lies inside another entry; entries do not nest")
         there = {}
         for found, file in self._below(api, path).items():
@@ -242,10 +245,10 @@ class HubStore:
     def _batch(
         self,
         api: HfApi,
-        add: list[tuple[str | Path | bytes, str]] | None = None,
-        delete: list[str] | None = None,
+        add: Additions | None = None,
+        delete: Sequence[str] | None = None,
     ) -> None:
-        api.batch_bucket_files(self._calls.bucket, add=add, delete=delete)
+        api.batch_bucket_files(self._calls.bucket, add=add, delete=[*(delete or ())])
 
     def _at(self, path: str) -> str:
         """Where ``path`` of the store lies in the bucket."""

@@ -64,7 +64,7 @@ class NatsStore:
         """A verified local copy; see the port."""
         checked_path(path)
         copy = await self._here(lambda: self._cache.get(path))
-        return copy or await self._repeat(path, lambda: self._fetch(path))
+        return copy if copy is not None else await self._repeat(path, lambda: self._fetch(path))
 
     async def manifest(self, path: str) -> Manifest:
         """The verified manifest alone, of the local copy if there is one; see the port."""
@@ -186,14 +186,14 @@ class NatsStore:
             else StoreCorrupt(f"{path}: {what}")
         )
 
-    async def _list(self, top: str) -> list[str]:
+    async def _list(self, top: str) -> Sequence[str]:
         suffix = f"/{MANIFEST_NAME}"
         names = [name for name in await self._objects.names() if name.endswith(suffix)]
         below = [name for name in names if name.startswith(top) and name != f"{top}{MANIFEST_NAME}"]
         found = (name.removesuffix(suffix) for name in await self._objects.look(below))
         return sorted(filter(is_path, found))
 
-    async def _names_at(self, path: str) -> list[str]:
+    async def _names_at(self, path: str) -> Sequence[str]:
         return [name for name in await self._objects.names() if name.rpartition("/")[0] == path]
 
     async def _delete(self, path: str) -> None:

@@ -87,5 +87,5 @@ async def test_a_swarm_learns_with_its_adapters_in_the_broker(
 async def test_a_bucket_that_is_not_there_is_one_line(
     environment: Environment, hub_server: HubServer, tmp_path: Path, url: str
 ):
-    with pytest.raises(AssertionError, match="grpo-node: there is no bucket .* --create-bucket"):
+    with pytest.raises(AssertionError, match=r"grpo-node: there is no bucket .* --create-bucket"):
         await up(a_run_file(tmp_path, url), hub_server)

@@ -71,7 +71,7 @@ def parse_shard(data: bytes) -> dict[str, list[Term]]:
     if not data.startswith(SHARD_MAGIC):
         raise BadUpload("not a shard")
     entries = (data[at : at + ENTRY] for at in range(ENTRY, len(data) - ENTRY + 1, ENTRY))
-    files = {}
+    files: dict[str, list[Term]] = {}
     for entry in entries:
         if entry.startswith(END_OF_FILES):
             return files
@@ -124,7 +124,7 @@ class Cas:
         at = skip = 0
         for term in self.files[name]:
             sizes = self.xorbs[term.xorb].sizes
-            chunks = []
+            chunks: list[int] = []
             for chunk in range(term.start, term.end):
                 if at < end and at + sizes[chunk] > first:
                     skip = first - at if not found and not chunks else skip
