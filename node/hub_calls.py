@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, TypeVar
 
 import httpx2
 import structlog
-from huggingface_hub import HfApi, get_session
+from huggingface_hub import HfApi, get_session, set_client_factory
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
+from huggingface_hub.utils._http import default_client_factory
 
 from node.hub_errors import FAULTS, HubBusy, translated
 from node.off_loop import OffLoop
@@ -47,6 +49,19 @@ class HubTimes:
 _TIMES = HubTimes()
 
 
+@cache
+def _bound_requests(silence_s: float) -> None:
+    """Give all HTTP clients that huggingface_hub makes in this process, and makes anew after a refused
+    connection, a time-out."""
+
+    def client() -> httpx2.Client:
+        made = default_client_factory()
+        made.timeout = httpx2.Timeout(silence_s)
+        return made
+
+    set_client_factory(client)
+
+
 class HubCalls:
     """One bucket of the Hub."""
 
@@ -61,6 +76,7 @@ class HubCalls:
     ) -> None:
         """``bucket`` is ``<namespace>/<name>``. Without ``endpoint`` and ``token`` it is the stock client's
         choice: ``HF_ENDPOINT``, ``HF_TOKEN`` or the stored login, looked up at every call."""
+        _bound_requests(times.http_s)
         self.bucket = bucket
         self._api = HfApi(endpoint=endpoint, token=token)
         self._times = times
@@ -120,8 +136,6 @@ class HubCalls:
 
     def _translated(self, request: Callable[[HfApi], T], transfer: Transfer | None) -> T:
         try:
-            # The client is shared and may be made anew at any time, without a time-out.
-            get_session().timeout = httpx2.Timeout(self._times.http_s)
             return request(self._api)
         except GrpoError:
             raise

@@ -1,4 +1,4 @@
-"""A bucket on the stand-in, and no faults left over from the test before."""
+"""A Hub of one's own: requests that nobody waits for any more must not meet the next test's faults."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.contract.stores import HubWorld
-from tests.hub.server import PAGE, HubServer
+from tests.hub.server import HubServer
+from tests.hub.standin import running
 
 
 @pytest.fixture
-def world(hub_server: HubServer, tmp_path: Path) -> Iterator[HubWorld]:
-    hub_server.requests.clear()
-    yield HubWorld(tmp_path, hub_server)
-    hub_server.faults.clear()
-    hub_server.page = PAGE
+def world(tmp_path: Path) -> Iterator[HubWorld]:
+    with running(HubServer()) as hub:
+        yield HubWorld(tmp_path, hub)

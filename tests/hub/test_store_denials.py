@@ -33,7 +33,7 @@ async def denied(world: HubWorld, store: HubStore, call: Callable[[HubStore], Aw
     world.hub.requests.clear()
     with pytest.raises(StoreDenied) as refused:
         await call(store)
-    assert len(world.hub.requests) <= 4, world.hub.requests
+    assert len(world.hub.requests) <= 6, world.hub.requests
     assert "\n" not in str(refused.value)
     return str(refused.value)
 
@@ -83,8 +83,8 @@ async def test_a_token_without_the_right_to_write_reads(
     assert "right to write" in await denied(world, reader, CALLS[name])
 
 
-async def test_a_hub_that_is_not_there_is_a_fault_that_may_pass(world: HubWorld, call):
+async def test_a_hub_that_is_not_there_is_a_fault_that_may_pass(world: HubWorld):
     calls = HubCalls(world.bucket, endpoint="http://127.0.0.1:9", token="hf_alice", times=HUB_TIMES)
     with pytest.raises(StoreUnavailable, match=r"the Hub at http://127\.0\.0\.1:9") as failed:
-        await call(world.node(calls=calls, timeout_s=0.5))
+        await world.node(calls=calls, timeout_s=0.5).fetch(PATH)
     assert "\n" not in str(failed.value)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from node.entry_cache import EntryCache
 from node.file_store import FileStore
-from node.hub_calls import HubTimes
 from protocol.errors import StoreDenied, StoreNotFound, StoreUnavailable
 from tests.build import an_entry
-from tests.contract.stores import HubWorld
+from tests.contract.stores import HUB_TIMES, HubWorld
 from tests.hub.faults import MANY, Fault
 
 PATH = "test/updates/learner-1/1-abc"
@@ -147,7 +147,7 @@ async def test_a_fault_that_stays_is_unavailable_in_time_and_harms_no_copy(
     good, bad = PATH, "test/updates/learner-1/2-def"
     for path in (good, bad):
         await world.node().publish(*an_entry(path))
-    reader = world.node("reader", world.calls(times=HubTimes(http_s=0.3, call_s=0.5, first_pause_s=0.02)), 2)
+    reader = world.node("reader", world.calls(times=replace(HUB_TIMES, call_s=0.5)), 2)
     directory = await reader.fetch(good)
     world.hub.faults.append(fault)
     with pytest.raises(StoreUnavailable) as failed:
