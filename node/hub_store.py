@@ -28,7 +28,6 @@ from node.entry_files import (
     read_manifest,
     staging,
     sweep_staging,
-    write_entry,
 )
 from node.hub_calls import HubCalls
 from node.off_loop import OffLoop
@@ -178,10 +177,11 @@ class HubStore:
         content = checked_content(manifest, files)
         sweep_staging(self._cache_dir)
         directory = stack.enter_context(staging(self._cache_dir))
-        write_entry(directory, content, files)
-        names = [*files, MANIFEST_NAME]
-        found = hash_files([str(directory / name) for name in names])
-        return Staged(directory, {name: info.hash for name, info in zip(names, found, strict=True)})
+        contents = {**files, MANIFEST_NAME: content}
+        for name, data in contents.items():
+            (directory / name).write_bytes(data)
+        found = hash_files([str(directory / name) for name in contents])
+        return Staged(directory, {name: info.hash for name, info in zip(contents, found, strict=True)})
 
     def _place(self, api: HfApi, path: str) -> dict[str, str]:
         """Hashes of what lies at ``path`` by name; raises StoreConflict where entries would nest."""
