@@ -31,6 +31,10 @@ _CONFLICT = 409
 THREADS_MAX = 8
 """Calls at once, those included that hang although nobody waits for them any more."""
 
+TRANSFER_SHARE = 2 / 3
+"""Of the time that is left, for one try of a transfer. hf_xet gives up silence by itself, but not the answer
+to the last request of an upload."""
+
 log = structlog.get_logger("hub")
 
 
@@ -108,7 +112,7 @@ class HubCalls:
         return await self._repeat(patience, request, self._times.call_s, None)
 
     async def move(self, patience: Patience, request: Callable[[HfApi], T], transfer: Transfer) -> T:
-        """A call that moves content; like ``ask``, but one try may take all the time there is."""
+        """A call that moves content; like ``ask``, but one try may take ``TRANSFER_SHARE`` of what is left."""
         return await self._repeat(patience, request, None, transfer)
 
     async def _repeat(
@@ -119,7 +123,8 @@ class HubCalls:
         transfer: Transfer | None,
     ) -> T:
         while True:
-            try_s = patience.left_s if limit_s is None else min(limit_s, patience.left_s)
+            left_s = patience.left_s
+            try_s = min(left_s, limit_s or max(left_s * TRANSFER_SHARE, self._times.call_s))
             try:
                 found = await self._off_loop.run(lambda: self._translated(request, transfer), try_s)
             except StoreUnavailable as exc:

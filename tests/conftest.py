@@ -19,6 +19,7 @@ os.environ |= {
     "HF_XET_CACHE": _HUB_HOME.name,
     "HF_TOKEN_PATH": f"{_HUB_HOME.name}/token",
     "HF_XET_CLIENT_RETRY_BASE_DELAY": "20ms",
+    "HF_XET_CLIENT_READ_TIMEOUT": "2s",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
