@@ -112,7 +112,7 @@ class HubCalls:
         return await self._repeat(patience, request, self._times.call_s, None)
 
     async def move(self, patience: Patience, request: Callable[[HfApi], T], transfer: Transfer) -> T:
-        """A call that moves content; like ``ask``, but one try may take ``TRANSFER_SHARE`` of what is left."""
+        """A call that moves content; like ``ask``, but a try has ``TRANSFER_SHARE`` of what is left."""
         return await self._repeat(patience, request, None, transfer)
 
     async def _repeat(
