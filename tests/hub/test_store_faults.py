@@ -49,7 +49,7 @@ async def test_nothing_is_published_while_the_hub_does_not_show_it(world: HubWor
 
 async def test_what_the_hub_never_shows_is_not_published(world: HubWorld):
     world.hub.faults.append(Fault(SHOWN, hidden=True, skip=1, count=MANY))
-    with pytest.raises(StoreUnavailable, match="does not show|did not answer"):
+    with pytest.raises(StoreUnavailable, match=r"does not show|did not answer"):
         await world.node(timeout_s=1).publish(*an_entry())
     with pytest.raises(StoreNotFound):
         await world.node().fetch(PATH)
