@@ -52,6 +52,15 @@ def checked_path(path: str) -> str:
     return checked
 
 
+def is_path(path: str) -> bool:
+    """Whether an entry can have this path; people and other tools put other things beside entries."""
+    try:
+        checked_path(path)
+    except StoreNotFound:
+        return False
+    return True
+
+
 def checked_content(manifest: Manifest, files: Mapping[str, bytes]) -> bytes:
     """The content of ``manifest.json``; raises StoreCorrupt unless it is signed and describes ``files``."""
     content = manifest.to_json()

@@ -20,7 +20,6 @@ from node.nats_answers import status
 from node.nats_link import Link
 from protocol.errors import BusError, MessageTooLarge
 from protocol.limits import FRAME_BYTES_MAX
-from protocol.subjects import Names
 
 BLOB_HEADER = "Grpo-Blob"
 CHUNK_BYTES = 128 << 10
@@ -50,12 +49,12 @@ class BlobRef:
 
 
 class Blobs:
-    """The blob bucket of one run."""
+    """Contents in one Object Store bucket."""
 
-    def __init__(self, link: Link, names: Names) -> None:
+    def __init__(self, link: Link, bucket: str) -> None:
         self._link = link
-        self._bucket = names.blob_bucket
-        self._stream = f"OBJ_{names.blob_bucket}"
+        self._bucket = bucket
+        self._stream = f"OBJ_{bucket}"
         self._ids = NUID()
 
     async def put(self, data: bytes) -> BlobRef:

@@ -15,15 +15,25 @@ from nats.aio.msg import Msg
 from node.broker_access import BrokerAccess
 from node.bus_checks import check_credit, check_event, check_message
 from node.bus_rules import message_bytes
+from node.entry_cache import EntryCache
 from node.feed import Feed
 from node.nats_answers import sequence
 from node.nats_blob import BLOB_HEADER, BlobRef, Blobs
 from node.nats_client import FIRST_CONNECT_S
 from node.nats_kv import Kv, is_deletion
 from node.nats_link import Link
+from node.nats_objects import Objects
 from node.nats_pull import NatsConsumer
 from node.nats_setup import create_streams
-from protocol.errors import BrokerAbsent, BusError, MessageTooLarge, UnknownOutcome
+from node.nats_store import NatsStore
+from protocol.errors import (
+    BackPressure,
+    BrokerAbsent,
+    BusError,
+    MessageTooLarge,
+    OperatorError,
+    UnknownOutcome,
+)
 from protocol.limits import INLINE_BYTES_MAX, QUEUE_MESSAGES_MAX
 from protocol.ports import Entry, QueueDepth, Write
 from protocol.runspec import RunSpec
@@ -42,7 +52,7 @@ class NatsBus:
         self._link = link
         self._names = Names(run)
         self._kv = Kv(link, self._names)
-        self._blobs = Blobs(link, self._names)
+        self._blobs = Blobs(link, self._names.blob_bucket)
         self._consumers: list[NatsConsumer] = []
         self._announcements: list[Feed[Entry]] = []
         self._closed = False
@@ -67,6 +77,19 @@ class NatsBus:
         stream = self._names.kv_stream(Bucket.RUN)
         page = await self._link.read_api("STREAM.NAMES", {"subject": self._names.kv_subject(Bucket.RUN, ">")})
         return stream in (page["streams"] or [])
+
+    def adapter_store(self, cache: EntryCache, timeout_s: float) -> NatsStore:
+        """The run's adapter store in this broker; it lives as long as this connection."""
+        return NatsStore(Objects(self._link, self._names.adapter_bucket), cache, timeout_s)
+
+    async def create_adapter_store(self) -> None:
+        """Create what ``adapter_store`` uses; again is harmless. Raises OperatorError, BusError."""
+        try:
+            await Objects(self._link, self._names.adapter_bucket).create()
+        except BackPressure as exc:
+            raise OperatorError(
+                f"the broker has no room for adapters: {exc}; raise its max_file_store"
+            ) from exc
 
     async def publish(self, queue: Queue, data: bytes, message_id: str) -> None:
         """Store a message, by reference if it is large; returns once the broker confirmed."""

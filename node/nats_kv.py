@@ -12,15 +12,14 @@ from nats.aio.msg import Msg
 from nats.nuid import NUID
 
 from node.bus_checks import check_commit, check_key, check_prefix, check_write
-from node.bus_rules import MARKER_S, batch_headers, write_headers
-from node.nats_answers import TOO_MANY, answer_json, pending, sequence, status
+from node.bus_rules import MARKER_S, write_headers
+from node.nats_answers import sequence
+from node.nats_batch import store_all
 from node.nats_link import Link
-from protocol.errors import BrokerAbsent, BusError, UnknownOutcome, WrongRevision
+from node.nats_newest import newest
+from protocol.errors import WrongRevision
 from protocol.ports import Entry, Write
 from protocol.subjects import Bucket, Names
-
-SUBJECTS_PER_READ = 512
-"""The server refuses to answer a direct get of more than 1024 subjects."""
 
 
 class Kv:
@@ -41,7 +40,8 @@ class Kv:
         """All live keys below ``prefix``, sorted."""
         check_prefix(prefix)
         root = self._names.kv_subject(bucket, "")
-        messages = await self._newest(bucket, [f"{root}{prefix}.>" if prefix else f"{root}>"])
+        pattern = f"{root}{prefix}.>" if prefix else f"{root}>"
+        messages = await newest(self._link, self._names.kv_stream(bucket), [pattern])
         found = {}
         for msg in messages:
             key = (msg.headers or {})["Nats-Subject"].removeprefix(root)
@@ -75,26 +75,7 @@ class Kv:
         check_commit(writes)
         if len(writes) == 1:
             return await self.put(bucket, writes[0])
-        batch = self._ids.next().decode()
-        messages = [
-            (self._names.kv_subject(bucket, write.key), write.value, headers)
-            for write, headers in zip(writes, batch_headers(batch, writes), strict=True)
-        ]
-        for _, data, headers in messages:
-            self._link.check_size(data, headers)
-        try:
-            await self._open_batch(*messages[0])
-            for subject, data, headers in messages[1:-1]:
-                await self._link.send(subject, data, headers=headers)
-        except UnknownOutcome as exc:
-            raise BrokerAbsent("a commit could not begin") from exc
-        return int((await self._link.store(*messages[-1]))["seq"])
-
-    async def _open_batch(self, subject: str, data: bytes, headers: dict[str, str]) -> None:
-        answer = await self._link.request(subject, data, headers)
-        if answer.data:  # a batch that was opened is answered with an empty message
-            answer_json(answer)
-            raise BusError(f"{subject} does not take atomic batches; create the run again")
+        return await store_all(self._link, self._names.kv_subject(bucket, ""), writes, self._ids)
 
     async def _store(self, bucket: Bucket, write: Write, expected: int | None) -> int:
         subject = self._names.kv_subject(bucket, write.key)
@@ -103,34 +84,6 @@ class Kv:
 
     async def _last(self, bucket: Bucket, key: str) -> Msg | None:
         return await self._link.read_last(self._names.kv_stream(bucket), self._names.kv_subject(bucket, key))
-
-    async def _newest(self, bucket: Bucket, subjects: Sequence[str]) -> list[Msg]:
-        """Newest message of each subject that matches, deletion markers included."""
-        stream, first = self._names.kv_stream(bucket), 1
-        found: list[Msg] = []
-        while True:
-            page = await self._link.read_many(stream, {"multi_last": list(subjects), "seq": first})
-            if status(page[-1]) == TOO_MANY:
-                return await self._newest_in_parts(bucket, subjects[0])
-            found += page[:-1]
-            if len(page) == 1 or pending(page[-1]) == 0:
-                return found
-            first = sequence(page[-2]) + 1
-
-    async def _newest_in_parts(self, bucket: Bucket, pattern: str) -> list[Msg]:
-        stream = self._names.kv_stream(bucket)
-        found: list[Msg] = []
-        subjects: list[str] = []
-        while True:
-            query = {"subjects_filter": pattern, "offset": len(subjects)}
-            info = await self._link.read_api(f"STREAM.INFO.{stream}", query)
-            page = info["state"].get("subjects") or {}
-            subjects += sorted(page)
-            if not page or len(subjects) >= info.get("total", 0):
-                break
-        for start in range(0, len(subjects), SUBJECTS_PER_READ):
-            found += await self._newest(bucket, subjects[start : start + SUBJECTS_PER_READ])
-        return found
 
 
 def is_deletion(msg: Msg) -> bool:

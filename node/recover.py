@@ -110,7 +110,7 @@ async def create_or_recover(bus: RunBus, spec: RunSpec, identity: Identity, cach
     try:
         await create_run(bus, spec, identity, cache)
     except RunLost:
-        store = open_store(spec.store, cache)
+        store = open_store(spec.store, cache, bus)
         check_same(spec, (await read_spec(store, spec.name)).digest)
         recovered = await recover_run(bus, store, spec.name, identity)
         log.warning("run_recovered", run=spec.name, **asdict(recovered))

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from node.models import LocalModel, load_tokenizer, pinned, resolve_model, weight_names
 from node.run_bus import RunBus, find_run
-from node.stores import create_store, open_store
+from node.stores import create_store, open_store, store_place
 from protocol.codec import encode
 from protocol.errors import OperatorError, StoreConflict, WrongRevision
 from protocol.identity import Identity
@@ -53,7 +53,7 @@ def pin_run(spec: RunSpec, models: Path, *, checked: bool = False) -> RunSpec:
     model = resolve_model(spec.model, models)
     tasks = open_tasks(spec.tasks, spec.seed, Path.cwd())
     store = located_store(spec.store)
-    open_store(store, models)  # refuses a URL of no store
+    store_place(store)  # refuses a URL of no store
     if checked:
         _check(spec, model, tasks)
     changes = {
@@ -95,8 +95,8 @@ async def create_run(bus: RunBus, spec: RunSpec, identity: Identity, cache: Path
     if found is not None:
         check_same(spec, found.spec_digest)
         return False
-    store = open_store(spec.store, cache)
-    create_store(spec.store)
+    store = open_store(spec.store, cache, bus)
+    await create_store(spec.store, bus)
     if counts_by_path(await store.list(f"{spec.name}/updates")):
         raise RunLost(
             f"the store holds updates of run {spec.name!r} that this broker does not know; restore it with: "

@@ -130,6 +130,16 @@ def prepare_process(threads: int) -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
+def prepare_hub(cache: Path) -> None:
+    """Set what hf_xet reads when its first transfer begins, unless the operator has.
+
+    Nodes of one machine do not share its cache, and a transfer that falls silent is tried again before the
+    store's deadline (hf_xet itself would wait for five minutes).
+    """
+    os.environ.setdefault("HF_XET_CACHE", str(cache))
+    os.environ.setdefault("HF_XET_CLIENT_READ_TIMEOUT", "20s")
+
+
 def child_environment(additions: Mapping[str, str]) -> dict[str, str]:
     """The environment for a node that this process starts."""
     return {**os.environ, **additions}

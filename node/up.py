@@ -10,7 +10,10 @@ from typing import Protocol
 from node.plot import save_curve
 from node.runs import pin_run_off_loop
 from node.settings import Environment
+from node.stores import FilePlace, open_store, store_place
 from node.swarm import Peer, Swarm, open_swarm
+from protocol.errors import StoreNotFound
+from protocol.messages import Head
 from protocol.runspec import RunSpec
 
 
@@ -41,12 +44,11 @@ async def bring_up(
         finally:
             shower.cancel()
         head = await swarm.head()
+        adapter = await _adapter(swarm, head, directory / "cache") if head else ""
     progress = swarm.progress
     picture = save_curve(directory / "curve.png", progress.rewards, progress.evals, "reward")
-    store = pinned.store.url.removeprefix("file://")
-    exports = f"{store}/{spec.name}/exports/{head.clock.digest}" if head else ""
     audience.say(f"reward {progress.reward_first:.3f} -> {progress.reward:.3f}; curve in {picture}")
-    audience.say(f"adapter: {exports}")
+    audience.say(f"adapter: {adapter}")
     return {
         "reward_first": progress.reward_first,
         "reward_last": progress.reward,
@@ -55,6 +57,19 @@ async def bring_up(
         "groups_trained": head.groups_trained if head else 0,
         "groups_dropped": head.groups_dropped if head else {},
         "staleness_max": progress.staleness_max,
-        "adapter": exports,
+        "adapter": adapter,
         "curve": progress.rewards,
     }
+
+
+async def _adapter(swarm: Swarm, head: Head, cache: Path) -> str:
+    """The directory of the adapter that a run ended with: in a shared directory as it lies there, else a
+    copy; empty if there is none."""
+    path = f"{swarm.spec.name}/exports/{head.clock.digest}"
+    place = store_place(swarm.spec.store)
+    if isinstance(place, FilePlace):
+        return str(place.root / path)
+    try:
+        return str(await open_store(swarm.spec.store, cache, swarm.bus).fetch(path))
+    except StoreNotFound:
+        return ""

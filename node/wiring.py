@@ -22,7 +22,7 @@ from node.node import Node, Part
 from node.presence import Presence
 from node.run_bus import find_run, no_run, wait_for_run
 from node.runtime import ThreadOffload
-from node.settings import NodeSettings
+from node.settings import NodeSettings, prepare_hub
 from node.stores import open_store
 from node.system_clock import SystemClock
 from protocol.clock import VectorClock
@@ -68,7 +68,8 @@ async def build_node(settings: NodeSettings) -> Node:
     bus = await NatsBus.connect(access, settings.run, node=identity.node)
     try:
         spec = await read_spec(bus, settings)
-        store = open_store(spec.store, home / "store")
+        prepare_hub(home / "xet")
+        store = open_store(spec.store, home / "store", bus)
         model = await asyncio.to_thread(resolve_model, spec.model, settings.places.models)
         ring = Ring(bus, identity, spec, "node", SystemClock())
         if set(settings.roles) & {"learner", "sampler"}:

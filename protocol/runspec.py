@@ -225,7 +225,8 @@ class StoreSpec(Spec):
     """Where adapters lie."""
 
     url: str
-    """``file:///…`` (a shared directory)."""
+    """``file:///…`` (a shared directory), ``hf://buckets/<namespace>/<bucket>[/prefix]`` (the Hub) or ``nats://``
+    (the run's broker)."""
     timeout_s: Positive = 120.0
     keep_updates: Count = 8
     """Newest updates of each learner that stay in the store. Older ones stay as long as a live peer, a group

@@ -87,6 +87,11 @@ class Names:
         """Object Store bucket for payloads too large for a message."""
         return f"grpo_{self.run}_blob"
 
+    @property
+    def adapter_bucket(self) -> str:
+        """Object Store bucket that is the run's adapter store, where that is ``nats://``."""
+        return f"grpo_{self.run}_adapters"
+
     def announce_subject(self, learner: str) -> str:
         """Where the broker republishes committed heads; ``learner`` may be ``*``."""
         return f"{self.root}.announce.{learner}"

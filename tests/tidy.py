@@ -58,6 +58,8 @@ _TORCH = (
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "click": ("node/cli/*.py",),
     "datasets": ("roles/tasks/*.py",),
+    "hf_xet": ("node/hub_*.py",),
+    "httpx2": ("node/hub_*.py",),
     "huggingface_hub": ("node/hub_*.py", "node/models.py"),
     "jinja2": ("roles/tasks/prompts.py",),
     "latex2sympy2_extended": ("roles/verifier/rewards/*.py",),

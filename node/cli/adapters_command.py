@@ -1,18 +1,24 @@
-"""``grpo-node adapters``: list what a run exported, and try an adapter on a prompt."""
+"""``grpo-node adapters``: list and fetch what a run exported, and try an adapter on a prompt."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
+import shutil
 import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from node.cli.run_commands import BrokerOption, TokenOption, connected
 from node.settings import prepare_process, read_environment
 from protocol.errors import OperatorError, StoreCorrupt, StoreNotFound
+from protocol.ports import AdapterStore
+
+T = TypeVar("T")
 
 EXPORT = re.compile("[^/]+/exports/[0-9a-f]{16}")
 """Path of an export in a store; people may keep other things beside them."""
@@ -20,20 +26,24 @@ EXPORT = re.compile("[^/]+/exports/[0-9a-f]{16}")
 app = typer.Typer(help="Look at and try exported adapters.", no_args_is_help=True)
 
 
+StoreArgument = Annotated[
+    str, typer.Argument(help="A run's store: a directory, file:///…, hf://buckets/… or nats://")
+]
+RunOption = Annotated[str | None, typer.Option(help="Name of the run, where the store is nats://.")]
+
+
 @app.command("list")
 def list_adapters(
-    store: Annotated[str, typer.Argument(help="A run's store: a directory or file:///…")],
+    store: StoreArgument,
+    run: RunOption = None,
+    broker: BrokerOption = None,
+    token: TokenOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """List the exported adapters of every run in a store, oldest version first."""
-    from node.stores import open_store
     from protocol.manifest import EntryKind, Manifest
-    from protocol.runspec import StoreSpec
 
-    url = store if "://" in store else Path(store).expanduser().resolve().as_uri()
-    opened = open_store(StoreSpec(url=url), read_environment().places.home / "cache")
-
-    async def work() -> list[Manifest]:
+    async def work(opened: AdapterStore) -> list[Manifest]:
         paths = [path for path in await opened.list("") if EXPORT.fullmatch(path)]
         found = []
         for path in paths:
@@ -43,14 +53,39 @@ def list_adapters(
                 print(f"left out: {exc}", file=sys.stderr)
         return [manifest for manifest in found if manifest.kind is EntryKind.EXPORT]
 
-    exports = sorted(asyncio.run(work()), key=lambda manifest: sum(count for _, count in manifest.clock))
+    found = _with_store(store, run, broker, token, work)
+    exports = sorted(found, key=lambda manifest: sum(count for _, count in manifest.clock))
     if as_json:
         print(json.dumps([{"path": m.path, "run": m.run, "clock": m.clock.text} for m in exports]))
         return
     for manifest in exports:
-        print(f"{manifest.run:<20} {manifest.clock.text:<24} {url.removeprefix('file://')}/{manifest.path}")
+        print(f"{manifest.run:<20} {manifest.clock.text:<24} {_where(store, manifest.path)}")
     if not exports:
-        print(f"no exported adapters in {url}")
+        print(f"no exported adapters in {_where(store, '')}")
+
+
+@app.command("fetch")
+def fetch_adapter(
+    store: StoreArgument,
+    path: Annotated[str, typer.Argument(help="RUN/exports/DIGEST, as list shows it.")],
+    to: Annotated[Path, typer.Option(help="The directory to make.")] = Path("adapter"),
+    run: RunOption = None,
+    broker: BrokerOption = None,
+    token: TokenOption = None,
+) -> None:
+    """Copy an exported adapter, verified, into a directory that PEFT and vLLM load as it is."""
+
+    async def work(opened: AdapterStore) -> None:
+        copy = await opened.fetch(path)
+        await asyncio.to_thread(shutil.copytree, copy, to)
+
+    if to.exists():
+        raise OperatorError(f"--to {to}: it is there already; choose another directory")
+    try:
+        _with_store(store, run, broker, token, work)
+    except (StoreNotFound, StoreCorrupt) as exc:
+        raise OperatorError(f"{exc}; see: grpo-node adapters list {store}") from exc
+    print(to)
 
 
 @app.command("try")
@@ -81,3 +116,41 @@ def try_adapter(
     print(f"{'base model':<40} with the adapter")
     for before, after in pairs:
         print(f"{before!r:<40} {after!r}")
+
+
+def _with_store(
+    store: str,
+    run: str | None,
+    broker: str | None,
+    token: str | None,
+    work: Callable[[AdapterStore], Coroutine[Any, Any, T]],
+) -> T:
+    """What ``work`` finds in a store; one in a broker needs a connection to it. Raises OperatorError."""
+    from node.runs import located_store
+    from node.stores import BrokerPlace, open_store, store_place
+    from protocol.runspec import StoreSpec
+
+    environment = read_environment()
+    spec = located_store(StoreSpec(url=store))
+    cache = environment.places.home / "cache"
+
+    async def connected_work() -> T:
+        if not isinstance(store_place(spec), BrokerPlace):
+            return await work(open_store(spec, cache))
+        if not run:
+            raise OperatorError("nats:// holds a store for each run; say which with --run NAME")
+        async with connected(broker, token, environment, run) as bus:
+            return await work(open_store(spec, cache, bus))
+
+    return asyncio.run(connected_work())
+
+
+def _where(store: str, path: str) -> str:
+    """Where a person finds a path: on this machine, or as ``adapters fetch`` takes it."""
+    from node.stores import FilePlace, store_place
+    from protocol.runspec import StoreSpec
+
+    if "://" not in store:
+        return str(Path(store).expanduser().resolve() / path)
+    place = store_place(StoreSpec(url=store))
+    return str(place.root / path) if isinstance(place, FilePlace) else f"{store} {path}".rstrip()

@@ -37,9 +37,9 @@ def recover(
     home = environment.places.home
 
     async def work() -> Recovered:
-        opened = open_store(spec, home / "cache")
         identity = load_or_create_identity(home / "operator.nk", "operator")
         async with connected(broker, token, environment, name) as bus:
+            opened = open_store(spec, home / "cache", bus)
             return await recover_run(bus, opened, name, identity)
 
     found = asyncio.run(work())

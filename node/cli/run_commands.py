@@ -17,11 +17,18 @@ from protocol.errors import OperatorError
 
 if TYPE_CHECKING:
     from node.nats_bus import NatsBus
+    from protocol.runspec import RunSpec
 
 BrokerOption = Annotated[
     str | None, typer.Option(help="Broker, for example nats://host:4222. [env: GRPO_BROKER]")
 ]
 TokenOption = Annotated[str | None, typer.Option(help="Token the broker asks for. [env: GRPO_TOKEN]")]
+
+
+CreateBucketOption = Annotated[
+    bool,
+    typer.Option("--create-bucket", help="Make the bucket of an hf:// store, private, if it is not there."),
+]
 
 
 def play(
@@ -69,6 +76,7 @@ def play(
 
 def create(
     file: Annotated[Path, typer.Argument(help="The run file (TOML).")],
+    create_bucket: CreateBucketOption = False,
     broker: BrokerOption = None,
     token: TokenOption = None,
 ) -> None:
@@ -82,6 +90,8 @@ def create(
     async def work() -> bool:
         from node.identity_file import load_or_create_identity
 
+        if create_bucket:
+            await _make_bucket(spec)
         async with connected(url, token, environment, spec.name) as bus:
             identity = load_or_create_identity(environment.places.home / "operator.nk", "operator")
             return await create_run(bus, spec, identity, environment.places.home / "cache")
@@ -99,6 +109,7 @@ def up(
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of each peer; default: the cores are divided.")
     ] = None,
+    create_bucket: CreateBucketOption = False,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Where broker, logs and curve go. [default: .grpo/NAME]")
     ] = None,
@@ -108,7 +119,7 @@ def up(
 
     Stopped and started again, it continues where it was.
     """
-    from node.cli.show import run_shown
+    from node.cli.show import Shower, run_shown
     from node.runs import read_run_file
     from node.swarm import peers_for
     from node.up import bring_up
@@ -118,8 +129,14 @@ def up(
     spec = read_run_file(file)
     place = directory or Path(".grpo") / spec.name
     peers = peers_for(learners, samplers, verifiers, environment, threads)
+
+    async def work(shower: Shower) -> dict[str, object]:
+        if create_bucket:
+            await _make_bucket(spec)
+        return await bring_up(environment, spec, place, peers, shower)
+
     outcome = run_shown(
-        lambda show: bring_up(environment, spec, place, peers, show),
+        work,
         as_json=as_json,
         when_stopped="nothing is lost: the same command continues",
     )
@@ -160,6 +177,14 @@ async def connected(
         yield bus
     finally:
         await bus.close()
+
+
+async def _make_bucket(spec: RunSpec) -> None:
+    """Make the bucket of a run's store. Raises OperatorError if the store is no bucket, StoreError."""
+    from node.stores import create_bucket
+
+    made = await create_bucket(spec.store)
+    print(f"bucket of {spec.store.url}: {'made, private' if made else 'there already'}", file=sys.stderr)
 
 
 def _set_up_logs(level: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,15 +11,29 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from node.broker import Broker, start_broker
+from node.nats_bus import NatsBus
 from node.run_bus import RunBus
+from protocol.subjects import Names
 from tests.contract.brokers import Hub, memory_hub, nats_hub
 from tests.contract.outages import SPEC, ModelPlace, Place, ServerPlace
-from tests.contract.stores import WORLDS, World
+from tests.contract.stores import WORLDS, BackDoor, FileWorld, HubWorld, MemoryWorld, NatsWorld, World
+
+_NUMBERS = itertools.count(1)
 
 
-@pytest.fixture(params=list(WORLDS))
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    return WORLDS[request.param](tmp_path)
+@pytest.fixture(params=WORLDS)
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    if request.param == "nats":
+        access = request.getfixturevalue("nats_server").access
+        run = f"stored-{next(_NUMBERS)}"
+        bus = await NatsBus.connect(access, run, node="node-1")
+        await bus.create_adapter_store()
+        yield NatsWorld(tmp_path, bus, BackDoor(access, Names(run).adapter_bucket))
+        await bus.close()
+    elif request.param == "hub":
+        yield HubWorld(tmp_path, request.getfixturevalue("hub_server"))
+    else:
+        yield FileWorld(tmp_path) if request.param == "file" else MemoryWorld(tmp_path)
 
 
 @contextmanager

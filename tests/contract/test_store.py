@@ -9,7 +9,7 @@ import pytest
 from protocol.errors import StoreConflict, StoreCorrupt, StoreNotFound
 from protocol.manifest import MANIFEST_NAME
 from tests.build import an_entry
-from tests.contract.stores import World
+from tests.contract.stores import World, publish_at_once
 
 PATH = "test/updates/learner-1/1-abc"
 DATA = "update.safetensors"
@@ -95,13 +95,8 @@ async def test_of_two_concurrent_publishers_one_wins_whole(world: World):
     for attempt in range(5):
         path = f"test/updates/learner-1/{attempt}-abc"
         entries = [an_entry(path, files={DATA: letter * 50_000}) for letter in (b"a", b"b")]
-        results = await asyncio.gather(
-            *(world.node().publish(*entry) for entry in entries), return_exceptions=True
-        )
-        lost = [i for i, result in enumerate(results) if isinstance(result, StoreConflict)]
-        assert len(lost) == 1, results
-        directory = await world.node().fetch(path)
-        assert (directory / DATA).read_bytes() == entries[1 - lost[0]][1][DATA]
+        won = await publish_at_once(world, entries)
+        assert (await world.node().fetch(path) / DATA).read_bytes() == entries[won][1][DATA]
 
 
 async def test_concurrent_publishers_of_the_same_bytes_all_succeed(world: World):

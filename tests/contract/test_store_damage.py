@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from protocol.errors import StoreCorrupt, StoreError, StoreNotFound
 from protocol.manifest import MANIFEST_NAME
 from tests.build import an_entry, an_identity
-from tests.contract.stores import World
+from tests.contract.stores import World, publish_at_once
 
 PATH = "test/updates/learner-1/1-abc"
 DATA = "update.safetensors"
@@ -69,12 +68,8 @@ async def test_many_publishers_over_the_remains_of_a_crash_leave_one_whole_entry
         path = f"test/updates/learner-1/{attempt}-abc"
         world.write(path, DATA, b"cut")
         entries = [an_entry(path, files={DATA: bytes([i]) * 20_000}) for i in range(4)]
-        results = await asyncio.gather(
-            *(world.node().publish(*entry) for entry in entries), return_exceptions=True
-        )
-        won = [i for i, result in enumerate(results) if result is None]
-        assert len(won) == 1, results
-        assert (await world.node().fetch(path) / DATA).read_bytes() == entries[won[0]][1][DATA]
+        won = await publish_at_once(world, entries)
+        assert (await world.node().fetch(path) / DATA).read_bytes() == entries[won][1][DATA]
 
 
 # --- lies and damage -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from node.settings import (
     Role,
     child_environment,
     free_threads,
+    prepare_hub,
     read_environment,
     share_threads,
 )
@@ -135,3 +137,13 @@ def test_a_child_gets_this_environment_and_what_is_added(monkeypatch: pytest.Mon
     monkeypatch.setenv("GRPO_BROKER", "nats://b:1")
     found = child_environment({"GRPO_HOME": "/new"})
     assert (found["GRPO_HOME"], found["GRPO_BROKER"]) == ("/new", "nats://b:1")
+
+
+def test_a_nodes_transfers_have_a_cache_of_their_own_unless_the_operator_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.delenv("HF_XET_CACHE")
+    monkeypatch.setenv("HF_XET_CLIENT_READ_TIMEOUT", "7s")
+    prepare_hub(tmp_path)
+    assert os.environ["HF_XET_CACHE"] == str(tmp_path)
+    assert os.environ["HF_XET_CLIENT_READ_TIMEOUT"] == "7s"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from node.cli.adapters_command import list_adapters
+from node.cli.adapters_command import fetch_adapter, list_adapters
 from node.stores import open_store
+from protocol.errors import OperatorError
 from protocol.manifest import MANIFEST_NAME, EntryKind, Manifest
 from protocol.runspec import StoreSpec
 from tests.build import a_clock, an_identity
@@ -27,6 +28,20 @@ def export(root: Path, count: int) -> None:
     )
     store = open_store(StoreSpec(url=root.as_uri()), root.parent / "cache")
     asyncio.run(store.publish(manifest.signed(an_identity()), {}))
+
+
+def test_an_export_is_fetched_into_a_directory_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    root, to = tmp_path / "store", tmp_path / "adapter"
+    root.mkdir()
+    export(root, 3)
+    list_adapters(str(root), as_json=True)
+    (found,) = json.loads(capsys.readouterr().out)
+    fetch_adapter(str(root), found["path"], to)
+    assert [file.name for file in to.iterdir()] == [MANIFEST_NAME]
+    with pytest.raises(OperatorError, match="choose another directory"):
+        fetch_adapter(str(root), found["path"], to)
+    with pytest.raises(OperatorError, match="adapters list"):
+        fetch_adapter(str(root), "sorting/exports/none", tmp_path / "other")
 
 
 def test_exports_are_listed_by_age_and_what_is_none_is_left_out(

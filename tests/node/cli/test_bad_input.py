@@ -90,6 +90,10 @@ def run_file(tmp_path: Path) -> Callable[[str, str], str]:
         (["broker", "--port", "99999"], "--port"),
         (["adapters", "try", "nowhere", "hello"], "adapter_config.json"),
         (["adapters", "list", "nowhere"], "nowhere"),
+        (["adapters", "list", "nats://"], "--run NAME"),
+        (["adapters", "list", "nats://", "--run", "x"], "--broker URL"),
+        (["adapters", "list", "hf://me"], "hf://buckets/NAMESPACE/BUCKET"),
+        (["adapters", "fetch", "nowhere", "x/exports/1", "--to", "."], "choose another directory"),
     ],
 )
 def test_bad_arguments_are_one_line(fails: Fails, arguments: list[str], says: str):
@@ -111,6 +115,8 @@ def test_bad_arguments_are_one_line(fails: Fails, arguments: list[str], says: st
         ('template = "{prompt}"', 'template = "{question}"', "template"),
         ('template = "{prompt}"', 'template = "{prompt}"\nheld_out = 20000', "held_out"),
         ('url = "store"', 'url = "ftp://somewhere"', "ftp"),
+        ('url = "store"', 'url = "hf://me/adapters"', "hf://buckets/NAMESPACE/BUCKET"),
+        ('url = "store"', 'url = "nats://somewhere"', "plain nats://"),
         ('url = "store"', 'url = "store"\n[lora]\nrank = 0', "lora.rank"),
         ("max_new_tokens = 5", "max_new_tokens = 5000", "max_new_tokens"),
         ('url = "store"', 'url = "store"\n[lora]\ntarget_modules = ["q_prj"]', "q_prj"),
