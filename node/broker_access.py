@@ -17,8 +17,8 @@ class BrokerAccess:
     """Where the broker is and how to log in; secrets never show in ``repr``.
 
     ``url`` is ``nats://host:port``, ``tls://``, ``ws://`` or ``wss://``. ``headers`` go into the
-    WebSocket handshake (a proxy may want ``Authorization``). ``api_prefix`` is where the JetStream API
-    was imported, for accounts that have no streams of their own.
+    WebSocket handshake (a proxy may want ``Authorization``). ``core`` is set for a login whose account has
+    no streams but imports those of the broker's core: the name under which it does.
     """
 
     url: str
@@ -27,7 +27,7 @@ class BrokerAccess:
     credentials: Path | None = None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     ca: Path | None = None
-    api_prefix: str = "$JS.API"
+    core: str | None = None
 
     def __post_init__(self) -> None:
         """Raise OperatorError on what no broker could accept."""
@@ -47,3 +47,18 @@ class BrokerAccess:
         """The URL without user, password or query, for messages and logs."""
         parts = urlsplit(self.url)
         return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+
+    def local(self, subject: str) -> str:
+        """What to publish to, to reach ``subject`` in the account that has the streams."""
+        return subject if self.core is None else imported(subject, self.core)
+
+
+def imported(subject: str, core: str) -> str:
+    """Under what subject an account imports one that a server without JetStream keeps to itself.
+
+    Acknowledgements keep theirs: the reply subjects of messages name them.
+    """
+    for prefix, name in (("$JS.API.", "API"), ("$KV.", "KV"), ("$O.", "O")):
+        if subject.startswith(prefix):
+            return f"{core}.{name}.{subject.removeprefix(prefix)}"
+    return subject
