@@ -146,9 +146,7 @@ class Link:
     async def read_many(self, stream: str, query: dict[str, Any]) -> list[Msg]:
         """A batch of stored messages; the last element is the status that ended it."""
         query = {"max_bytes": PAGE_BYTES, **query}
-        return await self._read(
-            f"$JS.API.DIRECT.GET.{stream}", json.dumps(query).encode(), many=True
-        )
+        return await self._read(f"$JS.API.DIRECT.GET.{stream}", json.dumps(query).encode(), many=True)
 
     async def walk(self, stream: str, subject: str, first: int = 1) -> AsyncIterator[tuple[int, Msg]]:
         """Stored messages from sequence ``first`` on, with their sequences, up to the newest."""

@@ -49,7 +49,13 @@ def stores_of(run: str) -> list[str]:
     names = Names(run)
     streams = [names.stream(queue) for queue in Queue]
     kv = [names.kv_stream(bucket) for bucket in Bucket]
-    return [*streams, names.dead_stream, names.event_stream, *kv, *(names.blob_stream(queue) for queue in TRAINING)]
+    return [
+        *streams,
+        names.dead_stream,
+        names.event_stream,
+        *kv,
+        *(names.blob_stream(queue) for queue in TRAINING),
+    ]
 
 
 @QUICK
