@@ -17,11 +17,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from node.broker_access import BrokerAccess
 from node.nats_jwt import (
     AccountClaim,
     AccountLimits,
@@ -38,6 +40,7 @@ from protocol.errors import OperatorError
 DIRECTORY = "accounts"
 KEYS_FILE = "keys.json"
 REGISTER_FILE = "invitations.json"
+PUBLIC_FILE = "public_url"
 CLAIMS = "claims"
 OPERATOR_CREDENTIALS = "operator.creds"
 """The owner's login, beside the broker's other files."""
@@ -67,21 +70,25 @@ class Guest(BaseModel):
         """The account's name: ``SAMPLERS/bob``."""
         return f"{'+'.join(f'{role.upper()}S' for role in self.roles)}/{self.nodes[0]}"
 
+    def state(self, now: float) -> str:
+        """``good``, ``expired`` or ``revoked``."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if self.expires_at is not None and self.expires_at <= now else "good"
+
     def claim(self, keys: Keys) -> tuple[str, str]:
         """The account's public key and its JWT."""
         account = Key(self.account).public
         if self.revoked_at is not None:
-            return account, AccountClaim(self.name, limits=AccountLimits(0, 0, 0), revoked=True).sign(
-                Key(keys.operator), account
-            )
+            return account, AccountClaim(self.name, revoked=True).sign(Key(keys.operator), account)
         wanted = {each for node in self.nodes for each in imports(self.run, self.roles, node)}
-        count = len(self.nodes)
+        size = len(self.nodes)
         claim = AccountClaim(
             self.name,
             imports=sorted(wanted, key=lambda each: each.subject),
             imports_from=Key(keys.core).public,
             limits=AccountLimits(
-                CONNECTIONS_PER_NODE * count, CONNECTIONS_PER_NODE, SUBSCRIPTIONS_PER_NODE * count
+                CONNECTIONS_PER_NODE * size, CONNECTIONS_PER_NODE, SUBSCRIPTIONS_PER_NODE * size
             ),
         )
         return account, claim.sign(Key(keys.operator), account)
@@ -177,6 +184,18 @@ class Accounts:
     def system_login(self) -> Login:
         """A login that lasts minutes, to tell the running server of a changed account."""
         return Login.issue(self._keys.system, "claims", time.time() + 300)
+
+    def public_url(self, said: str | None = None) -> str | None:
+        """Where others reach this broker, as its owner said last; ``said`` is kept."""
+        file = self._directory / PUBLIC_FILE
+        if said is not None:
+            write_private(file, BrokerAccess(said).url)
+        return file.read_text() if file.is_file() else None
+
+    def free_name(self, run: str) -> str:
+        """``guest-1``, ``guest-2``…: the first that nobody was ever given."""
+        given = {node for guest in self.guests() if guest.run == run for node in guest.nodes}
+        return next(name for number in count(1) if (name := f"guest-{number}") not in given)
 
     def guests(self) -> tuple[Guest, ...]:
         """The register, oldest first. Raises OperatorError if it is damaged."""

@@ -69,6 +69,8 @@ class BrokerOptions:
     """Accounts for others (``node/broker_accounts.py``) instead of one token that may do everything. A
     directory that has accounts keeps them."""
     doors: Doors = Doors()
+    jetstream: bool = True
+    """A household's broker has no streams."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further top-level settings of nats-server."""
 
@@ -98,7 +100,7 @@ def server_config(
         "logfile_size_limit": 16 << 20,
         "logfile_max_num": 2,
         "max_payload": options.max_payload_bytes,
-        "jetstream": jetstream,
+        **({"jetstream": jetstream} if options.jetstream else {}),
         **options.doors.settings(),
         **login,
         **options.extra,

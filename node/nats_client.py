@@ -50,6 +50,9 @@ Callback = Callable[[], Awaitable[None]]
 class HardenedClient(nats.aio.client.Client):
     """A client whose ``flush`` is a barrier, that never closes for good by itself, and never sends late."""
 
+    handshake: Callable[[], dict[str, list[str]] | None] = staticmethod(lambda: None)
+    """Headers for the next WebSocket handshake: tokens of proxies are renewed."""
+
     async def publish(
         self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
@@ -91,6 +94,7 @@ class HardenedClient(nats.aio.client.Client):
 
     async def _connect_to_server(self, s: Any) -> None:
         with _Translated():
+            self.options["ws_connection_headers"] = self.handshake()
             await super()._connect_to_server(s)
 
     async def _process_connect_init(self) -> None:
@@ -137,6 +141,7 @@ async def open_client(
 ) -> HardenedClient:
     """Connect; afterwards the client reconnects for ever. Raises OperatorError within ``timeout_s``."""
     client = HardenedClient()
+    client.handshake = access.handshake
     failures: list[Exception] = []
     refused = asyncio.Event()
 
@@ -180,7 +185,6 @@ def _options(access: BrokerAccess, node: str) -> dict[str, Any]:
         "nkeys_seed_str": access.nkey_seed,
         "user_credentials": None if access.credentials is None else str(access.credentials),
         "tls": None if access.ca is None else ssl.create_default_context(cafile=str(access.ca)),
-        "ws_connection_headers": {key: [value] for key, value in access.headers.items()} or None,
         "inbox_prefix": f"_INBOX_{node}",
         "connect_timeout": CONNECT_TIMEOUT_S,
         "max_reconnect_attempts": -1,
@@ -211,6 +215,9 @@ def _advice(access: BrokerAccess, exc: Exception | None) -> str:
     if isinstance(exc, ImportError):
         return f"{access.safe_url}: WebSocket URLs need aiohttp; install it with: pip install 'grpo-node[ws]'"
     if exc is not None and _is_login_error(exc):
-        return f"the broker at {access.safe_url} refused the login; check token, nkey or credentials"
+        return (
+            f"the broker at {access.safe_url} refused the login; check token, nkey or "
+            "credentials; an invitation that ran out or was revoked is replaced by whoever gave it"
+        )
     reason = "it did not answer" if exc is None else str(exc) or type(exc).__name__
     return f"no broker at {access.safe_url} ({reason}); start one with `grpo-node broker` or check the URL"

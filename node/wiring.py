@@ -12,9 +12,9 @@ from pathlib import Path
 
 import structlog
 
-from node.broker_access import BrokerAccess
 from node.devices import choose_device, only_device
 from node.identity_file import load_or_create_identity
+from node.joining import node_access
 from node.models import Detokenizer, LocalModel, load_tokenizer, resolve_model, stop_token_ids
 from node.names import claim_home
 from node.nats_bus import NatsBus
@@ -62,7 +62,7 @@ async def build_node(settings: NodeSettings) -> Node:
 
     Raises OperatorError with one clear line for whatever the operator must change.
     """
-    access = BrokerAccess(settings.broker, token=settings.token)
+    access = await asyncio.to_thread(node_access, settings)
     home = await asyncio.to_thread(claim_home, settings)
     identity = await asyncio.to_thread(load_or_create_identity, home / "identity.nk", home.name)
     bus = await NatsBus.connect(access, settings.run, node=identity.node)

@@ -14,6 +14,7 @@ from node.cli import (
     adapters_command,
     broker_command,
     demo_command,
+    invite_command,
     presets_command,
     recover_command,
     run_commands,
@@ -28,6 +29,8 @@ See it work:          [bold]grpo-node demo[/bold]
 Train on one machine: [bold]grpo-node up examples/smollm2-arithmetic.toml[/bold]
 Train on many:        [bold]grpo-node create RUN.toml --broker URL[/bold], then anywhere, any number:
                       [bold]grpo-node --role sampler --run NAME --broker URL[/bold]
+With other people:    [bold]grpo-node broker --listen HOST:PORT[/bold], then for each of them:
+                      [bold]grpo-node invite --role sampler --run NAME[/bold]
 """
 
 app = typer.Typer(
@@ -46,6 +49,9 @@ app.command("status")(run_commands.status)
 app.command("presets")(presets_command.presets)
 app.command("recover")(recover_command.recover)
 app.command("broker")(broker_command.broker)
+app.command("invite")(invite_command.invite)
+app.command("invitations")(invite_command.invitations)
+app.command("revoke")(invite_command.revoke)
 app.add_typer(adapters_command.app, name="adapters")
 
 
@@ -78,6 +84,10 @@ def node(
         bool, typer.Option("--wait", help="Wait for a run that the broker does not have (yet).")
     ] = False,
     log: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    join: Annotated[
+        str | None,
+        typer.Option(help="An invitation: broker, run, role and login in one word. [env: GRPO_JOIN]"),
+    ] = None,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     """Play one or more roles of a run."""
@@ -87,8 +97,8 @@ def node(
         print(f"grpo-node {installed('grpo-node')}")
         raise typer.Exit
     if context.invoked_subcommand is not None:
-        if role or run or name:
-            raise OperatorError("--role, --run and --name play a role; they do not go with a command")
+        if role or run or name or join:
+            raise OperatorError("--role, --run, --name and --join play a role; they do not go with a command")
         return
     run_commands.play(
         roles=tuple(role or ()),
@@ -102,6 +112,7 @@ def node(
         grace_s=grace,
         log_level=log,
         wait=wait,
+        join=join,
     )
 
 
