@@ -64,18 +64,24 @@ def imports(run: str, roles: Sequence[str], node: str) -> list[Import]:
 
 
 def _any_peer(names: Names, node: str) -> Iterator[str]:
-    """Find the run, be present, see who else is, follow the heads, tell, and bury what cannot be used."""
+    """Find the run, be present, see who else is, tell, and bury what cannot be used."""
     yield f"{_API}.STREAM.INFO.{names.kv_stream(Bucket.RUN)}"
-    for key in (SPEC_KEY, GENESIS_KEY, FINISHED_KEY):
+    for key in (SPEC_KEY, FINISHED_KEY):
         yield _key_read(names, Bucket.RUN, key)
     yield names.kv_subject(Bucket.NODE, node_key(node))
-    for bucket in (Bucket.NODE, Bucket.POLICY):
-        yield f"{_API}.DIRECT.GET.{names.kv_stream(bucket)}"
+    yield f"{_API}.DIRECT.GET.{names.kv_stream(Bucket.NODE)}"
     yield names.event_subject("node", node)
     yield names.dead_subject(node)
 
 
+def _follow(names: Names) -> Iterator[str]:
+    """Know the genesis, and every head at once."""
+    yield _key_read(names, Bucket.RUN, GENESIS_KEY)
+    yield f"{_API}.DIRECT.GET.{names.kv_stream(Bucket.POLICY)}"
+
+
 def _learner(names: Names, node: str) -> Iterator[str]:
+    yield from _follow(names)
     for queue, twin in ((Queue.TASK, Queue.VERIFIED), (Queue.EVAL_TASK, Queue.EVAL_VERIFIED)):
         yield from _give(names, queue, node)
         yield from _take(names, twin)
@@ -94,6 +100,7 @@ def _learner(names: Names, node: str) -> Iterator[str]:
 
 
 def _sampler(names: Names, node: str) -> Iterator[str]:
+    yield from _follow(names)
     for queue, result in ((Queue.TASK, Queue.ROLLOUT), (Queue.EVAL_TASK, Queue.EVAL_ROLLOUT)):
         yield from _take(names, queue)
         yield from _give(names, result, node)
