@@ -143,14 +143,17 @@ class Hand:
         self.access = access
 
     async def ask(self, subject: str, data: bytes = b"", **headers: str) -> Msg | None:
-        """The answer, or None if there is none, whatever name for the subject is tried."""
+        """The answer, or None if there is none but errors, whatever name for the subject is tried: an account
+        without streams says of itself that it has none."""
         for each in dict.fromkeys((self.access.local(subject), subject)):
             try:
-                return await self.client.request(
+                answer = await self.client.request(
                     each, data, timeout=ANSWER_S, headers={k.replace("_", "-"): v for k, v in headers.items()}
                 )
             except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
                 continue
+            if b'"error":' not in answer.data:
+                return answer
         return None
 
     async def shout(self, subject: str, data: bytes = b"", reply: str = "") -> None:

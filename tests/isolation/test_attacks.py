@@ -1,0 +1,311 @@
+"""A hostile sampler with a valid login, against a real server: nothing changes, and it learns nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from nats.aio.msg import Msg
+
+from node.nats_answers import answer_json
+from node.nats_blob import CHUNK_BYTES, CHUNKS_MAX
+from node.nats_bus import NatsBus
+from node.nats_setup import HEADERS_MAX, NODE_AGE_S
+from protocol.errors import BackPressure, MessageTooLarge
+from protocol.limits import INLINE_BYTES_MAX, NODE_BYTES_MAX, SAMPLER_MESSAGES_MAX, SAMPLER_PAYLOADS_MAX
+from protocol.subjects import Bucket, Queue
+from tests.isolation.ground import Guarded, Hand, drained
+
+API = "$JS.API"
+LARGE = bytes(INLINE_BYTES_MAX + 1)
+EVIL = b"evil"
+
+
+@dataclass
+class Scene:
+    """A run in progress: a learner, an honest sampler and a verifier, work in every queue; and mallory."""
+
+    guarded: Guarded
+    learner: NatsBus
+    bob: NatsBus
+    verifier: NatsBus
+    mallory: Hand
+
+    async def unchanged_by(self, before: dict[str, Any]) -> None:
+        """Fails unless the broker keeps what it kept ``before``."""
+        await self.mallory.client.flush()
+        after = await self.guarded.state()
+        assert after == before
+
+
+@pytest.fixture
+async def scene(guarded: Guarded) -> Scene:
+    learner, bob, verifier = [
+        await guarded.bus(role, node=node)
+        for role, node in (("learner", "learner-1"), ("sampler", "bob"), ("verifier", "eve"))
+    ]
+    await guarded.owner.put(Bucket.RUN, "spec", b"settings")
+    await learner.put(Bucket.POLICY, "head.learner-1", b"head", expected=0)
+    for number in range(3):
+        await learner.publish(Queue.TASK, b"task", f"t{number}")
+    await bob.publish(Queue.ROLLOUT, b"bob's work", "r1")
+    await bob.publish(Queue.ROLLOUT, LARGE, "r2")
+    await verifier.publish(Queue.VERIFIED, b"verdict", "v1")
+    await bob.put(Bucket.NODE, "node.bob", b"bob is here")
+    await bob.bury(b"letter")
+    return Scene(guarded, learner, bob, verifier, await guarded.hand("sampler", node="mallory"))
+
+
+PROTECTED = (
+    "$KV.grpo_test_policy.head.learner-1",
+    "$KV.grpo_test_policy.head.mallory",
+    "$KV.grpo_test_policy.done.learner-1.0",
+    "$KV.grpo_test_run.spec",
+    "$KV.grpo_test_run.finished",
+    "$KV.grpo_test_run.cursor.learner-1",
+    "$KV.grpo_test_node.node.bob",
+    "grpo.v1.test.verified.mallory",
+    "grpo.v1.test.verified.eve",
+    "grpo.v1.test.task.mallory",
+    "grpo.v1.test.eval.task.learner-1",
+    "grpo.v1.test.rollout.bob",
+    "grpo.v1.test.rollout",
+    "grpo.v1.test.dead.bob",
+    "grpo.v1.test.event.sampler.bob",
+    "grpo.v1.test.event.learner.mallory",
+    "grpo.v1.other.rollout.mallory",
+    "$O.grpo_test_blob_rollout.C.bob.0",
+    f"$O.grpo_test_blob_rollout.C.mallory.{SAMPLER_PAYLOADS_MAX}",
+    "$O.grpo_test_blob_task.C.learner-1.x",
+    "$O.grpo_test_blob_verified.C.eve.x",
+    "$JS.ACK.grpo_test_rollout.verifiers.1.1.1.1.0",
+)
+
+
+async def test_it_writes_nothing_that_is_not_its_own(scene: Scene):
+    before = await scene.guarded.state()
+    for subject in PROTECTED:
+        assert await scene.mallory.ask(subject, EVIL) is None, subject
+        assert await scene.mallory.ask(subject, EVIL, Nats_Rollup="sub") is None, subject
+    await scene.unchanged_by(before)
+
+
+CHANGES = (
+    "STREAM.PURGE.{s}",
+    "STREAM.DELETE.{s}",
+    "STREAM.UPDATE.{s}",
+    "STREAM.MSG.DELETE.{s}",
+    "STREAM.SNAPSHOT.{s}",
+    "STREAM.RESTORE.{s}",
+    "STREAM.CREATE.mine",
+    "CONSUMER.CREATE.{s}",
+    "CONSUMER.CREATE.{s}.mine",
+    "CONSUMER.DURABLE.CREATE.{s}.mine",
+    "CONSUMER.DELETE.{s}.{c}",
+    "CONSUMER.PAUSE.{s}.{c}",
+    "CONSUMER.RESET.{s}.{c}",
+    "CONSUMER.UNPIN.{s}.{c}",
+)
+STREAMS = (
+    ("grpo_test_task", "samplers"),
+    ("grpo_test_rollout", "verifiers"),
+    ("grpo_test_verified", "learners"),
+    ("KV_grpo_test_policy", "x"),
+    ("KV_grpo_test_node", "x"),
+    ("OBJ_grpo_test_blob_rollout", "x"),
+)
+
+
+async def test_it_empties_alters_and_creates_nothing(scene: Scene):
+    before = await scene.guarded.state()
+    asked = [
+        (f"{API}.{call.format(s=stream, c=consumer)}", stream)
+        for call in CHANGES
+        for stream, consumer in STREAMS
+    ]
+    body = {
+        "name": "mine",
+        "stream_name": "{s}",
+        "config": {"name": "mine", "deliver_subject": "here"},
+        "seq": 1,
+    }
+    answers = await asyncio.gather(
+        *(
+            scene.mallory.ask(subject, json.dumps(body | {"stream_name": stream}).encode())
+            for subject, stream in asked
+        )
+    )
+    assert answers == [None] * len(asked)
+    for subject in ("$SYS.REQ.CLAIMS.UPDATE", "$SYS.REQ.CLAIMS.DELETE", "$SYS.REQ.SERVER.PING"):
+        assert await scene.mallory.ask(subject, EVIL) is None
+    await scene.unchanged_by(before)
+
+
+SECRETS = (
+    f"{API}.DIRECT.GET.grpo_test_rollout",
+    f"{API}.DIRECT.GET.grpo_test_rollout.grpo.v1.test.rollout.bob",
+    f"{API}.DIRECT.GET.grpo_test_verified",
+    f"{API}.DIRECT.GET.grpo_test_dead",
+    f"{API}.DIRECT.GET.grpo_test_event",
+    f"{API}.DIRECT.GET.OBJ_grpo_test_blob_rollout",
+    f"{API}.DIRECT.GET.OBJ_grpo_test_blob_verified",
+    f"{API}.DIRECT.GET.KV_grpo_test_run.$KV.grpo_test_run.cursor.learner-1",
+    f"{API}.STREAM.MSG.GET.grpo_test_rollout",
+    f"{API}.STREAM.MSG.GET.grpo_test_task",
+    f"{API}.CONSUMER.MSG.NEXT.grpo_test_rollout.verifiers",
+    f"{API}.CONSUMER.MSG.NEXT.grpo_test_verified.learners",
+    f"{API}.CONSUMER.INFO.grpo_test_rollout.verifiers",
+    f"{API}.CONSUMER.LIST.grpo_test_task",
+    f"{API}.STREAM.INFO.grpo_test_rollout",
+    f"{API}.STREAM.LIST",
+    f"{API}.STREAM.NAMES",
+)
+
+
+async def test_it_reads_no_rollouts_verdicts_letters_or_payloads_of_others(scene: Scene):
+    before = await scene.guarded.state()
+    for subject in SECRETS:
+        for body in ({"seq": 1}, {"last_by_subj": "grpo.v1.test.rollout.bob"}, {"batch": 1}):
+            assert await scene.mallory.ask(subject, json.dumps(body).encode()) is None, subject
+        assert await scene.mallory.ask(subject) is None, subject
+    await scene.unchanged_by(before)
+
+
+async def test_it_overhears_nothing_but_announced_heads(scene: Scene):
+    heard: list[str] = []
+
+    async def listen(msg: Msg) -> None:
+        heard.append(msg.subject)
+
+    await scene.mallory.client.subscribe(">", cb=listen)
+    await scene.mallory.client.flush()
+    await scene.bob.publish(Queue.ROLLOUT, b"more work", "r3")
+    await scene.bob.emit("sampler", "bob", b"event")
+    await scene.verifier.publish(Queue.VERIFIED, b"verdict", "v2")
+    await (await (await scene.verifier.consume(Queue.ROLLOUT, 1)).next()).ack()
+    await scene.learner.put(Bucket.POLICY, "head.learner-1", b"newer")
+    await drained(scene.bob, scene.verifier, scene.learner)
+    async with asyncio.timeout(5):
+        while not heard:  # the announcement is the last thing that was caused
+            await scene.mallory.client.flush()
+    assert heard == ["grpo.v1.test.announce.learner-1"]
+
+
+async def test_an_announcement_of_its_own_reaches_nobody(scene: Scene):
+    feed = scene.learner.announcements()
+    await scene.mallory.shout("grpo.v1.test.announce.learner-1", EVIL)
+    await scene.learner.put(Bucket.POLICY, "head.learner-1", b"newer")
+    async with asyncio.timeout(5):
+        assert (await anext(feed)).value == b"newer"
+
+
+async def test_a_reply_that_is_redirected_lands_nowhere(scene: Scene):
+    """The confused deputy: let the server write what one may not, by naming it as the reply subject."""
+    hand = scene.mallory
+    assert await hand.ask("$KV.grpo_test_node.node.mallory", EVIL) is not None
+    before = await scene.guarded.state()
+    own = "$KV.grpo_test_node.node.mallory"
+    for target in (*PROTECTED, f"_INBOX_bob.{'x' * 22}.1"):
+        for reply in {hand.access.local(target), target}:
+            for request, body in (
+                (f"{API}.DIRECT.GET.KV_grpo_test_node", json.dumps({"last_by_subj": own}).encode()),
+                (f"{API}.DIRECT.GET.KV_grpo_test_node", json.dumps({"multi_last": [own]}).encode()),
+                (f"{API}.CONSUMER.INFO.grpo_test_task.samplers", b""),
+                (f"{API}.STREAM.INFO.KV_grpo_test_run", b""),
+                (f"{API}.DIRECT.GET.KV_grpo_test_run.$KV.grpo_test_run.spec", b""),
+            ):
+                await hand.client.publish(hand.access.local(request), body, reply)
+    await scene.unchanged_by(before)
+
+
+async def test_tasks_that_it_pulls_into_a_protected_subject_are_written_nowhere(scene: Scene):
+    before = await scene.guarded.state()
+    pull = scene.mallory.access.local(f"{API}.CONSUMER.MSG.NEXT.grpo_test_task.samplers")
+    for target in PROTECTED[:3]:
+        await scene.mallory.client.publish(pull, b'{"batch": 1, "expires": 1000000000}', target)
+    await scene.unchanged_by(before)
+    # They are as good as taken by a sampler that died, and come back.
+    consumer = await scene.bob.consume(Queue.TASK, 3)
+    async with asyncio.timeout(10):
+        assert [(await consumer.next()).data for _ in range(3)] == [b"task"] * 3
+
+
+async def test_a_flood_fills_its_own_share_of_the_queue_and_no_other(scene: Scene):
+    flood = [
+        scene.mallory.client.request("grpo.v1.test.rollout.mallory", EVIL, timeout=20)
+        for _ in range(SAMPLER_MESSAGES_MAX + 50)
+    ]
+    outcomes: list[str] = []
+    for answer in await asyncio.gather(*flood):
+        try:
+            answer_json(answer)
+            outcomes.append("stored")
+        except BackPressure:
+            outcomes.append("refused")
+    assert (outcomes.count("stored"), outcomes.count("refused")) == (SAMPLER_MESSAGES_MAX, 50)
+    await scene.bob.publish(Queue.ROLLOUT, b"still welcome", "r9")
+
+
+async def test_its_share_of_the_object_store_is_bounded(scene: Scene):
+    hand = scene.mallory
+    slot = hand.access.local("$O.grpo_test_blob_rollout.C.mallory.0")
+    answers = await asyncio.gather(
+        *(hand.client.request(slot, b"x", timeout=20) for _ in range(CHUNKS_MAX + 10))
+    )
+    assert sum(b"10077" in answer.data for answer in answers) == 10
+    large = await hand.client.request(slot[:-1] + "1", bytes(CHUNK_BYTES + HEADERS_MAX + 1), timeout=5)
+    with pytest.raises(MessageTooLarge):
+        answer_json(large)
+    await scene.bob.publish(Queue.ROLLOUT, LARGE, "r9")
+
+
+async def test_a_reference_to_another_ones_payload_is_no_reference(scene: Scene):
+    """bob's payload lies in one of his slots; whoever could name it could have it removed."""
+    taken = await scene.verifier.consume(Queue.ROLLOUT, 8)
+    async with asyncio.timeout(5):
+        small, large = await taken.next(), await taken.next()
+        assert (small.data, large.data) == (b"bob's work", LARGE)
+        digest = hashlib.sha256(LARGE).hexdigest()
+        for slot in range(SAMPLER_PAYLOADS_MAX):
+            header = {"Grpo-Blob": f"{slot} {len(LARGE)} {digest}"}
+            await scene.mallory.client.request("grpo.v1.test.rollout.mallory", b"", headers=header)
+        for _ in range(SAMPLER_PAYLOADS_MAX):
+            delivery = await taken.next()
+            assert delivery.data == b""  # unreadable
+            await delivery.reject()
+        await large.release()
+        assert (await taken.next()).data == LARGE
+
+
+async def test_presence_is_small_and_passes(scene: Scene):
+    own = scene.mallory.access.local("$KV.grpo_test_node.node.mallory")
+    with pytest.raises(MessageTooLarge):
+        answer_json(await scene.mallory.client.request(own, bytes(NODE_BYTES_MAX + HEADERS_MAX + 1)))
+    config = (await scene.guarded.state())["KV_grpo_test_node"]["config"]
+    assert config["max_age"] == NODE_AGE_S * 10**9
+    assert "allow_atomic" not in config or not config["allow_atomic"]
+
+
+async def test_an_oversize_message_costs_only_its_own_connection(scene: Scene):
+    before = await scene.guarded.state()
+    client = scene.mallory.client
+    lost = asyncio.Event()
+    client._disconnected_cb = _setter(lost)
+    client._max_payload = 1 << 30  # its own library would refuse
+    await client.publish("grpo.v1.test.rollout.mallory", bytes((1 << 20) + 1))
+    async with asyncio.timeout(5):
+        await lost.wait()
+    assert await scene.guarded.state() == before
+    assert scene.bob._link.connected
+    assert scene.bob._link._client.stats["reconnects"] == 0
+
+
+def _setter(event: asyncio.Event) -> Any:
+    async def note() -> None:
+        event.set()
+
+    return note
