@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from node.broker_access import BrokerAccess
 from node.nats_jwt import (
+    UNLIMITED,
     AccountClaim,
     AccountLimits,
     Key,
@@ -48,7 +49,7 @@ OPERATOR_CREDENTIALS = "operator.creds"
 CONNECTIONS_PER_NODE = 4
 """A node has one; while it reconnects, or a household restarts, the server may still count another."""
 SUBSCRIPTIONS_PER_NODE = 256
-"""A node has about ten; a leaf node counts those of all its clients."""
+"""A node has about ten; those of a household come through one connection."""
 
 
 class Guest(BaseModel):
@@ -87,9 +88,7 @@ class Guest(BaseModel):
             self.name,
             imports=sorted(wanted, key=lambda each: each.subject),
             imports_from=Key(keys.core).public,
-            limits=AccountLimits(
-                CONNECTIONS_PER_NODE * size, CONNECTIONS_PER_NODE, SUBSCRIPTIONS_PER_NODE * size
-            ),
+            limits=AccountLimits(CONNECTIONS_PER_NODE * size, CONNECTIONS_PER_NODE),
         )
         return account, claim.sign(Key(keys.operator), account)
 
@@ -124,10 +123,13 @@ class Login:
     seed: str
 
     @classmethod
-    def issue(cls, account_seed: str, name: str, expires_at: float | None = None) -> Login:
-        """A login of the account whose key is given."""
+    def issue(
+        cls, account_seed: str, name: str, expires_at: float | None = None, nodes: int | None = None
+    ) -> Login:
+        """A login of the account whose key is given; for guests, ``nodes`` is how many share it."""
         user = Key.generate(Kind.USER)
-        return cls(sign_user(Key(account_seed), user.public, name, expires_at), user.seed)
+        subscriptions = UNLIMITED if nodes is None else SUBSCRIPTIONS_PER_NODE * nodes
+        return cls(sign_user(Key(account_seed), user.public, name, expires_at, subscriptions), user.seed)
 
     def text(self) -> str:
         """As a credentials file."""
@@ -233,7 +235,7 @@ class Accounts:
                         f"first: grpo-node revoke {min(taken)}"
                     )
             guests.append(fresh)
-        return Login.issue(fresh.account, fresh.nodes[0], expires_at), self._keep(fresh)
+        return Login.issue(fresh.account, fresh.nodes[0], expires_at, len(nodes)), self._keep(fresh)
 
     def revoke(self, node: str) -> list[str]:
         """End every invitation of ``node``; the claims, which a running server must be told.

@@ -16,6 +16,7 @@ import nats.aio.client
 import nats.errors
 import structlog
 from nats.aio.client import PING_PROTO, Server
+from nats.aio.transport import WebSocketTransport
 from nats.protocol.parser import PERMISSIONS_ERR
 
 from node.broker_access import BrokerAccess
@@ -94,7 +95,10 @@ class HardenedClient(nats.aio.client.Client):
 
     async def _connect_to_server(self, s: Any) -> None:
         with _Translated():
+            # A transport that failed to connect is used again, with the headers it was made with.
             self.options["ws_connection_headers"] = self.handshake()
+            if isinstance(self._transport, WebSocketTransport):
+                self._transport._ws_headers = self.options["ws_connection_headers"]  # noqa: SLF001
             await super()._connect_to_server(s)
 
     async def _process_connect_init(self) -> None:

@@ -96,7 +96,6 @@ class AccountLimits:
 
     connections: int = UNLIMITED
     leaf_connections: int = UNLIMITED
-    subscriptions: int = UNLIMITED
     disk_bytes: int = 0
     """Of JetStream; 0 means that the account has no streams at all."""
 
@@ -118,7 +117,7 @@ class AccountClaim:
         limits = {
             "conn": self.limits.connections,
             "leaf": self.limits.leaf_connections,
-            "subs": self.limits.subscriptions,
+            "subs": UNLIMITED,
             "data": UNLIMITED,
             "payload": UNLIMITED,
             "imports": UNLIMITED,
@@ -144,9 +143,19 @@ def sign_operator(operator: Key, name: str) -> str:
     return operator.sign(operator.public, name, {"type": "operator"})
 
 
-def sign_user(account: Key, user: str, name: str, expires_at: float | None = None) -> str:
-    """The JWT of a login of ``account``. What it may do is what its account may do."""
-    claim = {"type": "user", "subs": UNLIMITED, "data": UNLIMITED, "payload": UNLIMITED, "pub": {}, "sub": {}}
+def sign_user(
+    account: Key, user: str, name: str, expires_at: float | None = None, subscriptions: int = UNLIMITED
+) -> str:
+    """The JWT of a login of ``account``. What it may do is what its account may do; nats-server counts
+    ``subscriptions`` for each connection."""
+    claim = {
+        "type": "user",
+        "subs": subscriptions,
+        "data": UNLIMITED,
+        "payload": UNLIMITED,
+        "pub": {},
+        "sub": {},
+    }
     return account.sign(user, name, claim, expires_at)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -165,6 +166,13 @@ class Hand:
 
 async def _ignore(_: Exception) -> None:
     """Refusals are the point."""
+
+
+def free_port() -> int:
+    """A port of which the server does not say that it has it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 async def drained(*buses: NatsBus) -> None:

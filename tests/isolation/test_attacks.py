@@ -8,6 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import nats
 import pytest
 from nats.aio.msg import Msg
 
@@ -309,3 +310,18 @@ def _setter(event: asyncio.Event) -> Any:
         event.set()
 
     return note
+
+
+async def test_whoever_has_the_right_is_answered_by_the_same_means(scene: Scene):
+    """The attacks above would be seen to succeed: the owner's login does all of it."""
+    client = await nats.connect(
+        scene.guarded.broker.url, user_credentials=str(scene.guarded.broker.access.credentials)
+    )
+    try:
+        owner = Hand(client, scene.guarded.broker.access)
+        there = [subject for subject in PROTECTED if subject.endswith((".bob", ".eve", ".mallory", ".x"))]
+        assert [s for s in there if ".other." not in s and await owner.ask(s, EVIL) is None] == []
+        assert await owner.ask(SECRETS[0], b'{"seq": 99999999}') is not None  # "not found"
+        assert await owner.ask(f"{API}.STREAM.PURGE.grpo_test_rollout") is not None
+    finally:
+        await client.close()
