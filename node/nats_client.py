@@ -88,12 +88,23 @@ class HardenedClient(nats.aio.client.Client):
         # its outcome is unknown. Aborting also spares the wait for a peer that no longer reads.
         self._pending.clear()
         self._pending_data_size = 0
+        self._abort()
+        await super()._attempt_reconnect()
+
+    async def close(self) -> None:
+        """Leave for good; a WebSocket that never opened leaves its session behind otherwise."""
+        await super().close()
+        session = getattr(self._transport, "_client", None)
+        if session is not None:
+            await session.close()
+
+    def _abort(self) -> None:
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
-        await super()._attempt_reconnect()
 
     async def _connect_to_server(self, s: Any) -> None:
+        self._abort()  # an attempt whose login was refused left its connection open
         with _Translated():
             # A transport that failed to connect is used again, with the headers it was made with.
             self.options["ws_connection_headers"] = self.handshake()
@@ -161,12 +172,14 @@ async def open_client(
         )
     )
     denial = asyncio.ensure_future(refused.wait())
+    connected = False
     try:
         # Not wait_for: nats-py swallows cancellation in places, and then wait_for never returns.
         await asyncio.wait({attempt, denial}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not attempt.done():
             raise OperatorError(_advice(access, failures[-1] if failures else None))
         attempt.result()
+        connected = True
     except (nats.errors.Error, OSError, ValueError, ImportError) as exc:
         if isinstance(exc, OperatorError):
             raise
@@ -176,6 +189,7 @@ async def open_client(
         if not attempt.done():
             attempt.cancel()
             await asyncio.wait({attempt}, timeout=1)
+        if not connected:
             await client.close()
     return client
 
