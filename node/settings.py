@@ -90,6 +90,10 @@ class NodeSettings:
     way: Way = Way()
     invitation: Invitation | None = None
     """What the node was invited with; it says broker, login, run and names."""
+    allowed_rewards: tuple[str, ...] = ()
+    """Modules that rewards of the run may be imported from."""
+    allowed_paths: tuple[Path, ...] = ()
+    """Directories that the run may name; asked of guests only."""
 
     def __post_init__(self) -> None:
         """Raise OperatorError on settings no node could run with."""

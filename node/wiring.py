@@ -12,6 +12,7 @@ from pathlib import Path
 
 import structlog
 
+from node.consent import Consent
 from node.devices import choose_device, only_device
 from node.identity_file import load_or_create_identity
 from node.joining import node_access
@@ -68,6 +69,8 @@ async def build_node(settings: NodeSettings) -> Node:
     bus = await NatsBus.connect(access, settings.run, node=identity.node)
     try:
         spec = await read_spec(bus, settings)
+        consent = Consent(settings.invitation is not None, settings.allowed_rewards, settings.allowed_paths)
+        await asyncio.to_thread(consent.check, spec, settings.roles, Path.cwd())
         store = open_store(spec.store, home / "store")
         model = await asyncio.to_thread(resolve_model, spec.model, settings.places.models)
         ring = Ring(bus, identity, spec, "node", SystemClock())

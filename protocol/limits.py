@@ -64,3 +64,6 @@ times ``FRAME_BYTES_MAX``. More wait."""
 
 NODE_BYTES_MAX = 64 << 10
 """One node's presence; every peer reads all of them."""
+
+TASK_ROWS_MAX = 1 << 24
+"""Rows that a run may ask for; generated task sets make them one by one."""

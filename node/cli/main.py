@@ -6,6 +6,7 @@ Whatever a person gets wrong is answered with one line on standard error and exi
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, cast
 
 import typer
@@ -88,6 +89,13 @@ def node(
         str | None,
         typer.Option(help="An invitation: broker, run, role and login in one word. [env: GRPO_JOIN]"),
     ] = None,
+    allow_reward: Annotated[
+        list[str] | None, typer.Option(help="Module of rewards that a verifier may import. May be repeated.")
+    ] = None,
+    allow_path: Annotated[
+        list[Path] | None,
+        typer.Option(help="Directory that the run of an invitation may name. May be repeated."),
+    ] = None,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     """Play one or more roles of a run."""
@@ -113,6 +121,8 @@ def node(
         log_level=log,
         wait=wait,
         join=join,
+        allowed_rewards=tuple(allow_reward or ()),
+        allowed_paths=tuple(allow_path or ()),
     )
 
 

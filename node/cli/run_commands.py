@@ -38,6 +38,8 @@ def play(
     log_level: str,
     wait: bool,
     join: str | None,
+    allowed_rewards: tuple[str, ...],
+    allowed_paths: tuple[Path, ...],
 ) -> None:
     """Be a node of a run until it ends or somebody stops it."""
     from node.invitation import Invitation
@@ -64,6 +66,8 @@ def play(
         wait=wait,
         way=environment.way,
         invitation=invitation,
+        allowed_rewards=allowed_rewards,
+        allowed_paths=allowed_paths,
     )
     prepare_process(settings.threads or 1)
     from node.runtime import run_until_stopped
