@@ -30,8 +30,6 @@ CHUNK_BYTES = 128 << 10
 CHUNKS_MAX = FRAME_BYTES_MAX // CHUNK_BYTES + 8
 """Messages of one payload; the broker refuses more."""
 CHUNKS_IN_FLIGHT = 4
-SLOT_TRIES = 8
-"""Slots that a sampler tries before it waits for verifiers to empty one."""
 SLOT_CHARS = 22
 
 _REFERENCE = re.compile(r"([A-Za-z0-9]{1,22}) (\d{1,9}) ([0-9a-f]{64})")
@@ -104,7 +102,7 @@ class Blobs:
     async def _begin(self, wanted: BlobRef, chunk: bytes) -> BlobRef:
         """Take a slot that holds nothing, by storing the first chunk there."""
         some = slots(self._queue)
-        tries = [secrets.token_hex(SLOT_CHARS // 2)] if some is None else random.sample(some, SLOT_TRIES)
+        tries = [secrets.token_hex(SLOT_CHARS // 2)] if some is None else random.sample(some, len(some))
         for slot in tries:
             ref = BlobRef(wanted.author, slot, wanted.size, wanted.sha256)
             try:
