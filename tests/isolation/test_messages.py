@@ -19,6 +19,7 @@ from roles.ring import Ring, cancelled
 from roles.verifier.rewards.scorer import Scorer
 from roles.verifier.verifier import Verifier
 from tests.build import a_group, a_task, an_identity
+from tests.contract.brokers import eventually
 from tests.isolation.ground import Guarded
 from tests.isolation.test_rights import GuardedWorld
 from tests.protocol.forge import a_frame
@@ -87,9 +88,12 @@ async def test_what_is_malformed_or_signed_by_the_wrong_key_is_buried_and_work_g
             delivery = await (await learner.consume(Queue.VERIFIED, 1)).next()
             passed = decode_as(delivery.data, VerifiedGroup)
             assert decode(passed.group.tobytes()).signer == known["bob"]
-            while not (letters := await guarded.owner.dead_letters()):
-                await asyncio.sleep(0)
-        (letter,) = [decode_as(each, DeadLetter) for each in letters]
+
+        async def both() -> bool:
+            return verifier.verified + verifier.rejected == 2
+
+        await eventually(both)
+        (letter,) = [decode_as(each, DeadLetter) for each in await guarded.owner.dead_letters()]
         assert letter.reason is reason
         assert str(fault) in letter.detail
         assert (verifier.verified, verifier.rejected) == (1, 1)
