@@ -54,7 +54,7 @@ QUEUE_MESSAGES_MAX = 10_000
 DEDUPE_WINDOW_S = 120
 """How long a queue recognises a resent ``message_id``. An optimisation: a broker restart forgets some."""
 
-SAMPLER_MESSAGES_MAX = 512
+SAMPLER_MESSAGES_MAX = 128
 """Messages of one sampler in the rollout queue. A sampler that verifiers do not keep up with waits; one that
 floods the queue delays its peers by what verifiers reject of so many messages."""
 

@@ -13,7 +13,7 @@ from protocol.errors import OperatorError
 
 if TYPE_CHECKING:
     from node.broker import Broker
-    from node.broker_config import BrokerOptions
+    from node.broker_config import BrokerOptions, Doors
     from node.invitation import Invitation
 
 CHECK_S = 0.5
@@ -57,8 +57,7 @@ def broker(
     opens it to others gives it accounts: nobody enters whom you have not invited (docs/broker.md).
     """
     from node.broker import start_broker
-    from node.broker_accounts import Accounts
-    from node.broker_config import BrokerOptions, Doors
+    from node.broker_config import Doors
     from node.invitation import Invitation
     from node.telemetry import set_up_logs
 
@@ -66,36 +65,56 @@ def broker(
     environment = read_environment()
     invitation = Invitation.parse(join) if join else None
     place = directory or environment.places.broker("household" if invitation else "local")
-    host, own_port = address(listen, "--listen") if listen else ("127.0.0.1", port)
-    if listen and port is not None:
-        raise OperatorError("--listen says the port; leave --port out")
-    doors = Doors(
-        websocket=address(websocket, "--websocket") if websocket else None,
-        leaf=address(leaf, "--leaf") if leaf else None,
-        tls=tls,
+    chosen, options = _options(
+        port,
+        listen,
+        Doors(
+            websocket=address(websocket, "--websocket") if websocket else None,
+            leaf=address(leaf, "--leaf") if leaf else None,
+            tls=tls,
+        ),
+        accounts=accounts,
     )
-    open_to_others = bool(listen or websocket or leaf or tls or accounts)
-    if invitation is not None and open_to_others:
-        raise OperatorError("--join is for a broker on loopback; leave --listen and the like out")
-    options = BrokerOptions(host=host, accounts=open_to_others, doors=doors)
     if invitation is not None:
+        if options.accounts:
+            raise OperatorError("--join is for a broker on loopback; leave --listen and the like out")
         options = _household(invitation, place)
-    started = start_broker(place, port=own_port or None, binary=environment.nats_server, options=options)
+    started = start_broker(place, port=chosen, binary=environment.nats_server, options=options)
     if started.joined:
         raise OperatorError(f"a broker already runs on {place}: {started.url} (pid {started.pid})")
     try:
-        print(f"broker {started.url} (nats-server {started.version}), data in {place}", flush=True)
-        if invitation is not None:
-            _say_household(started, invitation)
-        elif Accounts.exist(place):
-            url = Accounts.open(place).public_url(public) or started.url
-            print(f"export {ENV_BROKER}={url} {ENV_CREDENTIALS}={started.access.credentials}")
-            print(f"invite others: grpo-node invite --role sampler --run NAME --dir {place}", flush=True)
-        else:
-            print(f"export {ENV_BROKER}={started.url} {ENV_TOKEN}={started.token}", flush=True)
+        _say(started, place, invitation, public)
         raise typer.Exit(_until_stopped(started, place))
     finally:
         started.stop()
+
+
+def _say(started: Broker, place: Path, invitation: Invitation | None, public: str | None) -> None:
+    """How nodes reach it."""
+    from node.broker_accounts import Accounts
+
+    print(f"broker {started.url} (nats-server {started.version}), data in {place}", flush=True)
+    if invitation is not None:
+        _say_household(started, invitation)
+    elif Accounts.exist(place):
+        url = Accounts.open(place).public_url(public) or started.url
+        print(f"export {ENV_BROKER}={url} {ENV_CREDENTIALS}={started.access.credentials}")
+        print(f"invite others: grpo-node invite --role sampler --run NAME --dir {place}", flush=True)
+    else:
+        print(f"export {ENV_BROKER}={started.url} {ENV_TOKEN}={started.token}", flush=True)
+
+
+def _options(
+    port: int | None, listen: str | None, doors: Doors, *, accounts: bool
+) -> tuple[int | None, BrokerOptions]:
+    """The port, and the options; whatever opens a door to others brings accounts."""
+    from node.broker_config import BrokerOptions, Doors
+
+    if listen and port is not None:
+        raise OperatorError("--listen says the port; leave --port out")
+    host, chosen = address(listen, "--listen") if listen else ("127.0.0.1", port)
+    to_others = bool(listen or accounts or doors != Doors())
+    return chosen or None, BrokerOptions(host=host, accounts=to_others, doors=doors)
 
 
 def address(text: str, option: str) -> tuple[str, int]:

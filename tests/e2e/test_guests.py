@@ -19,7 +19,8 @@ from tests.isolation.proxy import Certificates, Proxy
 
 pytest.importorskip("aiohttp")
 
-WITHIN_S = 120.0
+WITHIN_S = 300.0
+"""Joining is quick; importing torch in several processes on a busy machine is not."""
 
 
 @pytest.fixture
@@ -78,15 +79,17 @@ def join(owner: Machine, arguments: list[str], **environ: str) -> Any:
         owner.environ = ours
 
 
+@pytest.mark.timeout(900)
 async def test_a_ring_of_friends_one_of_them_behind_a_proxy(owner: Machine, tmp_path: Path):
     port = free_port()
     certificates = Certificates(tmp_path)
     await asyncio.to_thread(open_broker, owner, port)
     (tmp_path / "bearer").write_text("hub-token")
     async with Proxy(port, "hub-token").open(certificates) as proxy:
-        for role, name in (("learner", "ada"), ("verifier", "eve"), ("sampler", "bob")):
-            arguments = await asyncio.to_thread(invite, owner, role, name)
-            join(owner, arguments)
+        arguments = await asyncio.to_thread(invite, owner, "learner", "ada", "--role", "verifier")
+        join(owner, arguments)
+        arguments = await asyncio.to_thread(invite, owner, "sampler", "bob")
+        join(owner, arguments)
         arguments = await asyncio.to_thread(
             invite, owner, "sampler", "ann", "--url", proxy.url, "--expires", "7d"
         )
@@ -94,14 +97,14 @@ async def test_a_ring_of_friends_one_of_them_behind_a_proxy(owner: Machine, tmp_
         ann = join(owner, arguments, **through)
         status = await status_until(
             owner,
-            lambda s: s["version"] >= 3 and {p["node"] for p in s["peers"]} == {"ada", "eve", "bob", "ann"},
+            lambda s: s["version"] >= 3 and {p["node"] for p in s["peers"]} == {"ada", "bob", "ann"},
         )
         assert proxy.passed >= 1
         assert status["groups_dead"] == 0
 
         # Through the proxy alone the ring turns, too: bob is shown the door at once, and stays out.
         assert "bob is out" in await asyncio.to_thread(owner.run, "revoke", "bob", "--dir", "broker")
-        await status_until(owner, lambda s: {p["node"] for p in s["peers"]} == {"ada", "eve", "ann"})
+        await status_until(owner, lambda s: {p["node"] for p in s["peers"]} == {"ada", "ann"})
         after = await status_until(owner, lambda s: s["version"] >= status["version"] + 3)
         listed = await asyncio.to_thread(owner.run, "invitations", "--dir", "broker")
         assert re.search(r"revoked\s+sampler bob", listed)

@@ -16,7 +16,7 @@ from node.broker_access import BrokerAccess
 from node.broker_config import BrokerOptions, Doors
 from node.cli.broker_command import _household
 from node.nats_bus import NatsBus
-from protocol.errors import OperatorError
+from protocol.errors import BusError, OperatorError
 from protocol.subjects import Bucket, Queue
 from tests.contract.brokers import eventually
 from tests.isolation.ground import Guarded, free_port
@@ -155,7 +155,7 @@ async def test_a_household_works_through_one_broker_of_its_own(tmp_path: Path):
             async def reached() -> bool:
                 try:
                     return await first.exists()
-                except Exception:  # noqa: BLE001 not linked yet
+                except BusError:
                     return False
 
             await eventually(reached)
