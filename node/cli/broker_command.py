@@ -13,7 +13,7 @@ from protocol.errors import OperatorError
 
 if TYPE_CHECKING:
     from node.broker import Broker
-    from node.broker_config import BrokerOptions, Doors
+    from node.broker_config import BrokerOptions
     from node.invitation import Invitation
 
 CHECK_S = 0.5
@@ -57,7 +57,6 @@ def broker(
     opens it to others gives it accounts: nobody enters whom you have not invited (docs/broker.md).
     """
     from node.broker import start_broker
-    from node.broker_config import Doors
     from node.invitation import Invitation
     from node.telemetry import set_up_logs
 
@@ -65,16 +64,7 @@ def broker(
     environment = read_environment()
     invitation = Invitation.parse(join) if join else None
     place = directory or environment.places.broker("household" if invitation else "local")
-    chosen, options = _options(
-        port,
-        listen,
-        Doors(
-            websocket=address(websocket, "--websocket") if websocket else None,
-            leaf=address(leaf, "--leaf") if leaf else None,
-            tls=tls,
-        ),
-        accounts=accounts,
-    )
+    chosen, options = _options(port, listen, websocket, leaf, tls, accounts=accounts)
     if invitation is not None:
         if options.accounts:
             raise OperatorError("--join is for a broker on loopback; leave --listen and the like out")
@@ -105,13 +95,24 @@ def _say(started: Broker, place: Path, invitation: Invitation | None, public: st
 
 
 def _options(
-    port: int | None, listen: str | None, doors: Doors, *, accounts: bool
+    port: int | None,
+    listen: str | None,
+    websocket: str | None,
+    leaf: str | None,
+    tls: tuple[Path, Path] | None,
+    *,
+    accounts: bool,
 ) -> tuple[int | None, BrokerOptions]:
     """The port, and the options; whatever opens a door to others brings accounts."""
     from node.broker_config import BrokerOptions, Doors
 
     if listen and port is not None:
         raise OperatorError("--listen says the port; leave --port out")
+    doors = Doors(
+        websocket=address(websocket, "--websocket") if websocket else None,
+        leaf=address(leaf, "--leaf") if leaf else None,
+        tls=tls,
+    )
     host, chosen = address(listen, "--listen") if listen else ("127.0.0.1", port)
     to_others = bool(listen or accounts or doors != Doors())
     return chosen or None, BrokerOptions(host=host, accounts=to_others, doors=doors)

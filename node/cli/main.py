@@ -34,6 +34,16 @@ With other people:    [bold]grpo-node broker --listen HOST:PORT[/bold], then for
                       [bold]grpo-node invite --role sampler --run NAME[/bold]
 """
 
+JoinOption = Annotated[
+    str | None, typer.Option(help="An invitation: broker, run, role and login in one word. [env: GRPO_JOIN]")
+]
+AllowRewardOption = Annotated[
+    list[str] | None, typer.Option(help="Module of rewards that a verifier may import. May be repeated.")
+]
+AllowPathOption = Annotated[
+    list[Path] | None, typer.Option(help="Directory that the run of an invitation may name. May be repeated.")
+]
+
 app = typer.Typer(
     name="grpo-node",
     help=HELP,
@@ -85,17 +95,9 @@ def node(
         bool, typer.Option("--wait", help="Wait for a run that the broker does not have (yet).")
     ] = False,
     log: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    join: Annotated[
-        str | None,
-        typer.Option(help="An invitation: broker, run, role and login in one word. [env: GRPO_JOIN]"),
-    ] = None,
-    allow_reward: Annotated[
-        list[str] | None, typer.Option(help="Module of rewards that a verifier may import. May be repeated.")
-    ] = None,
-    allow_path: Annotated[
-        list[Path] | None,
-        typer.Option(help="Directory that the run of an invitation may name. May be repeated."),
-    ] = None,
+    join: JoinOption = None,
+    allow_reward: AllowRewardOption = None,
+    allow_path: AllowPathOption = None,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     """Play one or more roles of a run."""
