@@ -42,10 +42,10 @@ async def throughput(publisher: NatsBus, taker: NatsBus, size: int, count: int) 
 
     async def publish(number: int) -> None:
         async with slots:
-            await publisher.publish(Queue.ROLLOUT, data, f"{size}-{number}-{time.monotonic_ns()}")
+            await publisher.publish(Queue.VERIFIED, data, f"{size}-{number}-{time.monotonic_ns()}")
 
     async def take() -> None:
-        consumer = await taker.consume(Queue.ROLLOUT, CREDIT)
+        consumer = await taker.consume(Queue.VERIFIED, CREDIT)
         async with asyncio.TaskGroup() as acks:
             for _ in range(count):
                 acks.create_task((await consumer.next()).ack())

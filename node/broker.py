@@ -1,8 +1,8 @@
 """The embedded broker: a real nats-server with JetStream on this machine.
 
-One state directory holds one broker's data, token, port and log, and is locked by the server process
+One state directory holds one broker's data, logins, port and log, and is locked by the server process
 itself, so whoever starts a second one joins the first. Loopback only unless told otherwise, and never
-without a token.
+without a login: a token that may do everything, or accounts (``node/broker_accounts.py``).
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from typing import IO, Any
 import structlog
 
 from node.broker_access import BrokerAccess
+from node.broker_accounts import OPERATOR_CREDENTIALS, Accounts
 from node.broker_binary import find_server, version_text
 from node.broker_config import LOG_FILE, PORT_FILE, BrokerOptions, choose_port, server_config
+from node.private_file import write_private
 from protocol.errors import OperatorError
 
 START_TIMEOUT_S = 15.0
@@ -64,8 +66,8 @@ class Broker:
 
     @property
     def token(self) -> str:
-        """What a client must show."""
-        assert self.access.token is not None
+        """What a client of a broker without accounts must show."""
+        assert self.access.token is not None, "this broker has accounts"
         return self.access.token
 
     @property
@@ -113,19 +115,43 @@ def start_broker(
         return _join(state_dir)
     with lock:
         path, version = find_server(binary)
-        token = _token(state_dir)
+        accounts = Accounts.open(state_dir) if options.accounts or Accounts.exist(state_dir) else None
+        token = _token(state_dir) if accounts is None else None
+        login = (
+            {"authorization": {"token": token}}
+            if accounts is None
+            else accounts.settings(options.max_file_bytes)
+        )
         listen = f"{options.host}:{choose_port(state_dir, options.host, port)}"
-        process = _launch(state_dir, path, server_config(state_dir, listen, token, options), lock, options)
+        process = _launch(state_dir, path, server_config(state_dir, listen, login, options), lock, options)
         try:
             url = _await_ready(state_dir, process, path)
             state = {"url": url, "token": token, "pid": process.pid, "version": version_text(version)}
-            _write_private(state_dir / SERVER_FILE, json.dumps(state))
+            write_private(state_dir / SERVER_FILE, json.dumps(state))
         except OperatorError:
             process.kill()
             process.wait()
             raise
     log.info("broker_started", url=url, pid=process.pid, version=version_text(version))
-    return Broker(BrokerAccess(url, token=token), process.pid, version_text(version), state_dir, process)
+    return Broker(_access(state_dir, url, token), process.pid, version_text(version), state_dir, process)
+
+
+def running_broker(state_dir: Path) -> Broker | None:
+    """The broker that another process runs on this directory now, or None."""
+    try:
+        state = json.loads((state_dir / SERVER_FILE).read_text())
+        if _pid_alive(state["pid"]):
+            access = _access(state_dir, state["url"], state["token"])
+            return Broker(access, state["pid"], state["version"], state_dir, None)
+    except (OSError, ValueError, KeyError):
+        pass
+    return None
+
+
+def _access(state_dir: Path, url: str, token: str | None) -> BrokerAccess:
+    """How the broker's owner enters."""
+    credentials = None if token is not None else state_dir / OPERATOR_CREDENTIALS
+    return BrokerAccess(url, token=token, credentials=credentials)
 
 
 def _lock(state_dir: Path) -> IO[str] | None:
@@ -147,11 +173,8 @@ def _join(state_dir: Path) -> Broker:
     """The broker that another process runs, or is about to run, on this directory."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        with suppress(OSError, ValueError, KeyError):
-            state = json.loads((state_dir / SERVER_FILE).read_text())
-            access = BrokerAccess(state["url"], token=state["token"])
-            if _pid_alive(state["pid"]):
-                return Broker(access, state["pid"], state["version"], state_dir, None)
+        if (running := running_broker(state_dir)) is not None:
+            return running
         time.sleep(POLL_S)
     raise OperatorError(f"{state_dir}: another broker holds this directory but does not answer; stop it")
 
@@ -162,7 +185,7 @@ def _launch(
     for old in state_dir.glob("*.ports"):
         old.unlink()
     conf = state_dir / "nats.conf"
-    _write_private(conf, json.dumps(config, indent=1))
+    write_private(conf, json.dumps(config, indent=1))
     command = [str(binary), "-c", str(conf)]
     if options.die_with_parent and sys.platform == "linux":
         # Not preexec_fn: this process may have threads, and is large to fork.
@@ -187,7 +210,7 @@ def _await_ready(state_dir: Path, process: subprocess.Popen[bytes], binary: Path
             raise OperatorError(f"nats-server stopped at once: {_last_words(state_dir)}")
         with suppress(OSError, ValueError, LookupError):
             url = str(json.loads(ports_file.read_text())["nats"][0])
-            _write_private(state_dir / PORT_FILE, url.rpartition(":")[2])
+            write_private(state_dir / PORT_FILE, url.rpartition(":")[2])
             return url
         time.sleep(POLL_S)
     raise OperatorError(f"nats-server was not ready within {START_TIMEOUT_S:g} s: {_last_words(state_dir)}")
@@ -211,20 +234,8 @@ def _token(state_dir: Path) -> str:
         if token := path.read_text().strip():
             return token
     token = secrets.token_urlsafe(32)
-    _write_private(path, token)
+    write_private(path, token)
     return token
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, whole or not at all."""
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        draft.replace(path)
-    except OSError as exc:
-        raise OperatorError(f"{path}: cannot be written: {exc.strerror}") from exc
 
 
 def _pid_alive(pid: int) -> bool:

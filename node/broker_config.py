@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,6 +19,41 @@ PORT_FILE = "port"
 
 
 @dataclass(frozen=True, slots=True)
+class Doors:
+    """Where a broker listens besides its own address; a host and a port each, a port of 0 being any."""
+
+    websocket: tuple[str, int] | None = None
+    leaf: tuple[str, int] | None = None
+    """For the brokers of households (docs/broker.md)."""
+    tls: tuple[Path, Path] | None = None
+    """Certificate chain and key in PEM. A WebSocket on loopback stays plain: a proxy stands before it."""
+
+    def settings(self) -> dict[str, Any]:
+        """As nats-server wants it. Nobody is told of further addresses: behind a proxy they are wrong."""
+        secret = (
+            {} if self.tls is None else {"tls": {"cert_file": f"{self.tls[0]}", "key_file": f"{self.tls[1]}"}}
+        )
+        found: dict[str, Any] = {**secret}
+        if self.websocket is not None:
+            host, port = self.websocket
+            plain = not secret or is_loopback(host)
+            found["websocket"] = {"host": host, "port": port or -1, "compression": True}
+            found["websocket"] |= {"no_tls": True} if plain else secret
+        if self.leaf is not None:
+            host, port = self.leaf
+            found["leafnodes"] = {"host": host, "port": port or -1, "no_advertise": True, **secret}
+        return found
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerOptions:
     """What the operator of an embedded broker may decide; the defaults suit one machine."""
 
@@ -29,12 +65,26 @@ class BrokerOptions:
     of power needs it: what a killed server has written stays."""
     die_with_parent: bool = True
     """Stop the server when the thread that started it ends, however it ends (Linux)."""
+    accounts: bool = False
+    """Accounts for others (``node/broker_accounts.py``) instead of one token that may do everything. A
+    directory that has accounts keeps them."""
+    doors: Doors = Doors()
+    jetstream: bool = True
+    """A household's broker has no streams."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further top-level settings of nats-server: accounts, tls, websocket…"""
+    """Further top-level settings of nats-server."""
+
+    def __post_init__(self) -> None:
+        """Raise OperatorError on files that cannot be read."""
+        for path in self.doors.tls or ():
+            if not path.is_file():
+                raise OperatorError(f"{path}: no such file; --tls takes a certificate and its key in PEM")
 
 
-def server_config(state_dir: Path, listen: str, token: str, options: BrokerOptions) -> dict[str, Any]:
-    """A whole configuration; nats-server reads JSON, so nothing needs quoting."""
+def server_config(
+    state_dir: Path, listen: str, login: Mapping[str, Any], options: BrokerOptions
+) -> dict[str, Any]:
+    """A whole configuration, in the JSON that nats-server reads; ``login`` says who may enter."""
     jetstream: dict[str, Any] = {
         "store_dir": str(state_dir / "jetstream"),
         "max_file_store": options.max_file_bytes,
@@ -50,8 +100,9 @@ def server_config(state_dir: Path, listen: str, token: str, options: BrokerOptio
         "logfile_size_limit": 16 << 20,
         "logfile_max_num": 2,
         "max_payload": options.max_payload_bytes,
-        "authorization": {"token": token},
-        "jetstream": jetstream,
+        **({"jetstream": jetstream} if options.jetstream else {}),
+        **options.doors.settings(),
+        **login,
         **options.extra,
     }
 

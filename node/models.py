@@ -112,7 +112,7 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as exc:
         raise OperatorError(f"no tokenizer can be read from {directory}: {_first_line(exc)}") from exc
     assert isinstance(tokenizer, PreTrainedTokenizerBase)

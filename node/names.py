@@ -25,7 +25,10 @@ def claim_home(settings: NodeSettings) -> Path:
     if settings.name is not None:
         home = settings.places.node(settings.run, settings.name)
         if not _lock(home):
-            raise OperatorError(f"a node named {settings.name} already runs here; choose another --name")
+            what = "choose another --name"
+            if settings.invitation is not None:
+                what = "it logs in with this invitation from its next connection on"
+            raise OperatorError(f"a node named {settings.name} already runs here; {what}")
         return home
     base = default_name(platform.node(), settings.roles[0])
     for number in count(1):

@@ -18,7 +18,7 @@ from node.bus_rules import message_bytes
 from node.entry_cache import EntryCache
 from node.feed import Feed
 from node.nats_answers import sequence
-from node.nats_blob import BLOB_HEADER, BlobRef, Blobs
+from node.nats_blob import BLOB_HEADER, Blobs
 from node.nats_client import FIRST_CONNECT_S
 from node.nats_kv import Kv, is_deletion
 from node.nats_link import Link
@@ -48,11 +48,11 @@ EVENT_SETTLE_S = 0.02
 class NatsBus:
     """One run on one connection; make it with ``NatsBus.connect``."""
 
-    def __init__(self, link: Link, run: str) -> None:
+    def __init__(self, link: Link, run: str, node: str) -> None:
         self._link = link
+        self._node = node
         self._names = Names(run)
         self._kv = Kv(link, self._names)
-        self._blobs = Blobs(link, self._names.blob_bucket)
         self._consumers: list[NatsConsumer] = []
         self._announcements: list[Feed[Entry]] = []
         self._closed = False
@@ -62,7 +62,7 @@ class NatsBus:
         cls, access: BrokerAccess, run: str, *, node: str, timeout_s: float = FIRST_CONNECT_S
     ) -> NatsBus:
         """Connect for good; raises OperatorError if no usable broker answers within ``timeout_s``."""
-        self = cls(await Link.open(access, node, timeout_s), run)
+        self = cls(await Link.open(access, node, timeout_s), run, node)
         await self._link.subscribe(self._names.announce_subject("*"), self._on_announcement)
         return self
 
@@ -74,9 +74,7 @@ class NatsBus:
 
     async def exists(self) -> bool:
         """Whether the run was created on this broker. Raises BrokerAbsent."""
-        stream = self._names.kv_stream(Bucket.RUN)
-        page = await self._link.read_api("STREAM.NAMES", {"subject": self._names.kv_subject(Bucket.RUN, ">")})
-        return stream in (page["streams"] or [])
+        return await self._link.has_stream(self._names.kv_stream(Bucket.RUN))
 
     def adapter_store(self, cache: EntryCache, timeout_s: float) -> NatsStore:
         """The run's adapter store in this broker; it lives as long as this connection."""
@@ -94,28 +92,29 @@ class NatsBus:
     async def publish(self, queue: Queue, data: bytes, message_id: str) -> None:
         """Store a message, by reference if it is large; returns once the broker confirmed."""
         check_message(data, message_id)
-        subject, headers = self._names.subject(queue), {"Nats-Msg-Id": message_id}
+        subject, headers = self._names.subject(queue, self._node), {"Nats-Msg-Id": message_id}
         if len(data) <= INLINE_BYTES_MAX and message_bytes(data, headers) <= self._link.max_payload:
             await self._link.store(subject, data, headers)
             return
-        probe = BlobRef("x" * 22, len(data), "0" * 64)
-        self._link.check_size(b"", headers | {BLOB_HEADER: str(probe)})
-        ref = await self._blobs.put(data)
+        blobs = Blobs(self._link, self._names, queue)
+        self._link.check_size(b"", headers | {BLOB_HEADER: str(blobs.example(self._node, len(data)))})
+        ref = await blobs.put(data, self._node)
         try:
             answer = await self._link.store(subject, b"", headers | {BLOB_HEADER: str(ref)})
         except UnknownOutcome:
             raise  # the message may be there and need its payload
         except (BusError, MessageTooLarge):
-            await self._blobs.remove(ref)
+            await blobs.remove(ref)
             raise
         if answer.get("duplicate"):
-            await self._blobs.remove(ref)
+            await blobs.remove(ref)
 
     async def consume(self, queue: Queue, credit: int) -> NatsConsumer:
         """Take part in a queue with at most ``credit`` unsettled deliveries."""
         check_credit(credit)
         stream, consumer = self._names.stream(queue), self._names.consumer(queue)
-        started = await NatsConsumer(self._link, self._blobs, stream, consumer, credit).start()
+        blobs = Blobs(self._link, self._names, queue)
+        started = await NatsConsumer(self._link, blobs, stream, consumer, credit).start()
         self._consumers.append(started)
         return started
 
@@ -164,7 +163,7 @@ class NatsBus:
 
     async def bury(self, data: bytes) -> None:
         """Store a dead letter."""
-        await self._link.store(self._names.dead_subject, data)
+        await self._link.store(self._names.dead_subject(self._node), data)
 
     async def events(self, *, replay: bool) -> AsyncIterator[bytes]:
         """Telemetry in the broker's order, each frame once, across reconnections.
@@ -199,7 +198,7 @@ class NatsBus:
 
     async def dead_letters(self) -> Sequence[bytes]:
         """All dead letters that the broker keeps, oldest first."""
-        walk = self._link.walk(self._names.dead_stream, self._names.dead_subject)
+        walk = self._link.walk(self._names.dead_stream, self._names.dead_subject("*"))
         return [msg.data async for _, msg in walk]
 
     async def close(self) -> None:

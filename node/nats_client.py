@@ -16,6 +16,7 @@ import nats.aio.client
 import nats.errors
 import structlog
 from nats.aio.client import PING_PROTO, Server
+from nats.aio.transport import WebSocketTransport
 from nats.protocol.parser import PERMISSIONS_ERR
 
 from node.broker_access import BrokerAccess
@@ -49,6 +50,9 @@ Callback = Callable[[], Awaitable[None]]
 
 class HardenedClient(nats.aio.client.Client):
     """A client whose ``flush`` is a barrier, that never closes for good by itself, and never sends late."""
+
+    handshake: Callable[[], dict[str, list[str]] | None] = staticmethod(lambda: None)
+    """Headers for the next WebSocket handshake: tokens of proxies are renewed."""
 
     async def publish(
         self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
@@ -84,13 +88,28 @@ class HardenedClient(nats.aio.client.Client):
         # its outcome is unknown. Aborting also spares the wait for a peer that no longer reads.
         self._pending.clear()
         self._pending_data_size = 0
+        self._abort()
+        await super()._attempt_reconnect()
+
+    async def close(self) -> None:
+        """Leave for good; a WebSocket that never opened leaves its session behind otherwise."""
+        await super().close()
+        session = getattr(self._transport, "_client", None)
+        if session is not None:
+            await session.close()
+
+    def _abort(self) -> None:
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
-        await super()._attempt_reconnect()
 
     async def _connect_to_server(self, s: Any) -> None:
+        self._abort()  # an attempt whose login was refused left its connection open
         with _Translated():
+            # A transport that failed to connect is used again, with the headers it was made with.
+            self.options["ws_connection_headers"] = self.handshake()
+            if isinstance(self._transport, WebSocketTransport):
+                self._transport._ws_headers = self.options["ws_connection_headers"]  # noqa: SLF001
             await super()._connect_to_server(s)
 
     async def _process_connect_init(self) -> None:
@@ -137,6 +156,7 @@ async def open_client(
 ) -> HardenedClient:
     """Connect; afterwards the client reconnects for ever. Raises OperatorError within ``timeout_s``."""
     client = HardenedClient()
+    client.handshake = access.handshake
     failures: list[Exception] = []
     refused = asyncio.Event()
 
@@ -152,12 +172,14 @@ async def open_client(
         )
     )
     denial = asyncio.ensure_future(refused.wait())
+    connected = False
     try:
         # Not wait_for: nats-py swallows cancellation in places, and then wait_for never returns.
         await asyncio.wait({attempt, denial}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not attempt.done():
             raise OperatorError(_advice(access, failures[-1] if failures else None))
         attempt.result()
+        connected = True
     except (nats.errors.Error, OSError, ValueError, ImportError) as exc:
         if isinstance(exc, OperatorError):
             raise
@@ -167,6 +189,7 @@ async def open_client(
         if not attempt.done():
             attempt.cancel()
             await asyncio.wait({attempt}, timeout=1)
+        if not connected:
             await client.close()
     return client
 
@@ -180,7 +203,6 @@ def _options(access: BrokerAccess, node: str) -> dict[str, Any]:
         "nkeys_seed_str": access.nkey_seed,
         "user_credentials": None if access.credentials is None else str(access.credentials),
         "tls": None if access.ca is None else ssl.create_default_context(cafile=str(access.ca)),
-        "ws_connection_headers": {key: [value] for key, value in access.headers.items()} or None,
         "inbox_prefix": f"_INBOX_{node}",
         "connect_timeout": CONNECT_TIMEOUT_S,
         "max_reconnect_attempts": -1,
@@ -211,6 +233,9 @@ def _advice(access: BrokerAccess, exc: Exception | None) -> str:
     if isinstance(exc, ImportError):
         return f"{access.safe_url}: WebSocket URLs need aiohttp; install it with: pip install 'grpo-node[ws]'"
     if exc is not None and _is_login_error(exc):
-        return f"the broker at {access.safe_url} refused the login; check token, nkey or credentials"
+        return (
+            f"the broker at {access.safe_url} refused the login; check token, nkey or "
+            "credentials; an invitation that ran out or was revoked is replaced by whoever gave it"
+        )
     reason = "it did not answer" if exc is None else str(exc) or type(exc).__name__
     return f"no broker at {access.safe_url} ({reason}); start one with `grpo-node broker` or check the URL"

@@ -38,6 +38,8 @@ class NatsDelivery:
         self._on_settled = on_settled
         self._settled = False
         self.receipt = Receipt.parse(msg.reply)
+        self.author = msg.subject.rpartition(".")[2]
+        """Who published it, as the broker attests."""
         self.data = msg.data
         """The payload, fetched already if it travelled by reference."""
         self.forget: Callable[[], Coroutine[Any, Any, None]] | None = None

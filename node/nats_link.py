@@ -33,6 +33,7 @@ SERVER_VERSION_MIN = (2, 12)
 """Atomic batches came with nats-server 2.12."""
 PAGE_BYTES = 4 << 20
 PAGE_MESSAGES = 512
+NO_STREAM = "(10059)"
 
 log = structlog.get_logger("nats")
 
@@ -57,7 +58,7 @@ class Link:
     """A connection that is lost and found again for ever; make it with ``Link.open``."""
 
     def __init__(self, access: BrokerAccess) -> None:
-        self.api_prefix = access.api_prefix
+        self._access = access
         self.on_back: list[Callable[[], None]] = []
         """Called after each reconnection."""
         self._client: HardenedClient
@@ -114,30 +115,38 @@ class Link:
 
     async def api(self, call: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """One JetStream API call that may change something."""
-        return answer_json(await self.request(f"{self.api_prefix}.{call}", json.dumps(body or {}).encode()))
+        return answer_json(await self.request(f"$JS.API.{call}", json.dumps(body or {}).encode()))
+
+    async def has_stream(self, stream: str) -> bool:
+        """Whether the broker has a stream and this node may use it. Raises BrokerAbsent."""
+        try:
+            await self.read_api(f"STREAM.INFO.{stream}")
+        except BrokerAbsent as exc:
+            if NO_STREAM not in str(exc):
+                raise
+            return False
+        return True
 
     async def read_api(self, call: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """One JetStream API call that changes nothing; raises BrokerAbsent rather than UnknownOutcome."""
-        subject = f"{self.api_prefix}.{call}"
+        subject = f"$JS.API.{call}"
         return answer_json((await self._read(subject, json.dumps(body or {}).encode(), many=False))[0])
 
     async def read_last(self, stream: str, subject: str) -> Msg | None:
         """Newest message of a subject, or None."""
-        found = await self._read(f"{self.api_prefix}.DIRECT.GET.{stream}.{subject}", b"", many=False)
+        found = await self._read(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"", many=False)
         return None if status(found[0]) == NOT_FOUND else found[0]
 
     async def read_at(self, stream: str, at: int) -> Msg | None:
         """The message of a sequence, or None if it is gone."""
         query = json.dumps({"seq": at}).encode()
-        found = await self._read(f"{self.api_prefix}.DIRECT.GET.{stream}", query, many=False)
+        found = await self._read(f"$JS.API.DIRECT.GET.{stream}", query, many=False)
         return None if status(found[0]) == NOT_FOUND else found[0]
 
     async def read_many(self, stream: str, query: dict[str, Any]) -> list[Msg]:
         """A batch of stored messages; the last element is the status that ended it."""
         query = {"max_bytes": PAGE_BYTES, **query}
-        return await self._read(
-            f"{self.api_prefix}.DIRECT.GET.{stream}", json.dumps(query).encode(), many=True
-        )
+        return await self._read(f"$JS.API.DIRECT.GET.{stream}", json.dumps(query).encode(), many=True)
 
     async def walk(self, stream: str, subject: str, first: int = 1) -> AsyncIterator[tuple[int, Msg]]:
         """Stored messages from sequence ``first`` on, with their sequences, up to the newest."""
@@ -161,7 +170,7 @@ class Link:
         if not self.connected:
             raise BrokerAbsent("not connected")
         try:
-            await self._client.publish(subject, data, reply, headers)
+            await self._client.publish(self._access.local(subject), data, reply, headers)
         except nats.errors.MaxPayloadError as exc:
             raise MessageTooLarge(f"{message_bytes(data, headers)} bytes") from exc
         except nats.errors.Error as exc:

@@ -1,6 +1,6 @@
 """Named objects in an Object Store bucket, as ``nats object`` and every NATS client read them.
 
-An object's content is a blob (``nats_blob``); its name, size and SHA-256 are a message of their own, whose
+An object's content is chunks under a nuid; its name, size and SHA-256 are a message of their own, whose
 subject is the name in base64. Writing several of these messages is one atomic batch.
 """
 
@@ -10,6 +10,7 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -17,16 +18,26 @@ from nats.aio.msg import Msg
 from nats.nuid import NUID
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from node import nats_chunks
 from node.bus_rules import MARKER_S
 from node.nats_answers import sequence
 from node.nats_batch import store_all
-from node.nats_blob import CHUNK_BYTES, BlobRef, Blobs
+from node.nats_chunks import CHUNK_BYTES
 from node.nats_link import Link
 from node.nats_newest import newest, subjects_of
 from protocol.limits import COUNT_MAX
 from protocol.ports import Write
 
 _DIGEST = "SHA-256="
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Where the bytes of an object lie and what they must be."""
+
+    nuid: str
+    size: int
+    sha256: str
 
 
 class ObjectInfo(BaseModel):
@@ -41,20 +52,19 @@ class ObjectInfo(BaseModel):
     deleted: bool = False
 
     @property
-    def blob(self) -> BlobRef:
-        """Its content; with an empty hash, which fits nothing, if the digest is none."""
+    def content(self) -> Content:
+        """Where it lies; with an empty hash, which fits nothing, if the digest is none."""
         try:
             sha256 = base64.urlsafe_b64decode(self.digest.removeprefix(_DIGEST)).hex()
         except (binascii.Error, ValueError):
             sha256 = ""
-        return BlobRef(self.nuid, self.size, sha256)
+        return Content(self.nuid, self.size, sha256)
 
 
 class Objects:
     """The objects of one bucket."""
 
     def __init__(self, link: Link, bucket: str) -> None:
-        self.blobs = Blobs(link, bucket)
         self._link = link
         self._bucket = bucket
         self._stream = f"OBJ_{bucket}"
@@ -92,12 +102,12 @@ class Objects:
         msg = await self._link.read_last(self._stream, self._root + _token(name))
         return (None, 0) if msg is None else (_info(msg), sequence(msg))
 
-    async def name_all(self, blobs: Mapping[str, BlobRef], first: str, expected: int) -> None:
-        """Give every blob its name, all or none; ``first`` must have revision ``expected``. Raises
+    async def name_all(self, contents: Mapping[str, Content], first: str, expected: int) -> None:
+        """Give every content its name, all or none; ``first`` must have revision ``expected``. Raises
         WrongRevision, UnknownOutcome, BrokerAbsent, BackPressure, MessageTooLarge."""
         writes = [
-            Write(_token(name), self._described(name, blob), expected if name == first else None)
-            for name, blob in blobs.items()
+            Write(_token(name), self._described(name, content), expected if name == first else None)
+            for name, content in contents.items()
         ]
         await store_all(self._link, self._root, writes, self._ids)
 
@@ -106,17 +116,35 @@ class Objects:
         marker = {"name": info.name, "bucket": self._bucket, "nuid": info.nuid, "deleted": True}
         headers = {"Nats-Rollup": "sub", "Nats-TTL": f"{MARKER_S}s"}
         await self._link.store(self._root + _token(info.name), json.dumps(marker).encode(), headers)
-        await self.blobs.remove(info.blob)
+        await self.forget(info.content)
 
-    def _described(self, name: str, blob: BlobRef) -> bytes:
-        digest = base64.urlsafe_b64encode(bytes.fromhex(blob.sha256)).decode()
+    async def put(self, data: bytes) -> Content:
+        """Store bytes that have no name yet. Raises MessageTooLarge, BusError; leaves nothing then if it can."""
+        content = Content(self._ids.next().decode(), len(data), await nats_chunks.digest(data))
+        await nats_chunks.write(self._link, self._chunks(content), nats_chunks.cut(self._link, data))
+        return content
+
+    async def get(self, content: Content) -> bytes | None:
+        """The bytes, or None if they are gone or others than promised. Raises BrokerAbsent."""
+        subject = self._chunks(content)
+        return await nats_chunks.read(self._link, self._stream, subject, content.size, content.sha256)
+
+    async def forget(self, content: Content) -> None:
+        """Remove bytes; best effort."""
+        await nats_chunks.remove(self._link, self._chunks(content))
+
+    def _chunks(self, content: Content) -> str:
+        return f"$O.{self._bucket}.C.{content.nuid}"
+
+    def _described(self, name: str, content: Content) -> bytes:
+        digest = base64.urlsafe_b64encode(bytes.fromhex(content.sha256)).decode()
         return json.dumps(
             {
                 "name": name,
                 "bucket": self._bucket,
-                "nuid": blob.id,
-                "size": blob.size,
-                "chunks": -(-blob.size // CHUNK_BYTES),
+                "nuid": content.nuid,
+                "size": content.size,
+                "chunks": -(-content.size // CHUNK_BYTES),
                 "digest": f"{_DIGEST}{digest}",
                 "mtime": datetime.now(UTC).isoformat(),
                 "options": {"max_chunk_size": CHUNK_BYTES},

@@ -155,7 +155,7 @@ class NatsConsumer:
         self._owed, self._heard_at = batch, now
         try:
             await self._link.send(
-                f"{self._link.api_prefix}.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}",
+                f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}",
                 json.dumps(body).encode(),
                 reply=self._request_inbox,
             )
@@ -197,7 +197,7 @@ class NatsConsumer:
 
     async def _fetch(self, delivery: NatsDelivery, reference: str, now: float) -> None:
         """Read a payload that travelled by reference, then hand the delivery out."""
-        ref = BlobRef.parse(reference)
+        ref = BlobRef.parse(reference, delivery.author)
         try:
             data = None if ref is None else await self._blobs.get(ref)
             if data is None and await self._is_settled(delivery):

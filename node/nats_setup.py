@@ -10,11 +10,13 @@ import time
 from typing import Any
 
 from node.bus_rules import HISTORY
+from node.nats_blob import CHUNKS_MAX
+from node.nats_chunks import CHUNK_BYTES
 from node.nats_link import Link
 from protocol.errors import BackPressure, BusError, OperatorError
-from protocol.limits import DEDUPE_WINDOW_S, QUEUE_MESSAGES_MAX
+from protocol.limits import DEDUPE_WINDOW_S, NODE_BYTES_MAX, QUEUE_MESSAGES_MAX, SAMPLER_MESSAGES_MAX
 from protocol.runspec import RunSpec
-from protocol.subjects import Bucket, Names, Queue
+from protocol.subjects import TRAINING, Bucket, Names, Queue
 
 DAY_S = 24 * 3600
 EVENT_AGE_S = DAY_S
@@ -23,9 +25,14 @@ DEAD_AGE_S = 7 * DAY_S
 DEAD_BYTES_KEPT = 16 << 20
 BLOB_AGE_S = 7 * DAY_S
 """Payloads are removed when acknowledged; this catches those whose message was never stored."""
+NODE_AGE_S = 60
+"""Presence expires by its own TTL, set by its author; this holds for an author who sets none."""
+HEADERS_MAX = 1 << 10
+"""Bytes of headers beside the largest payload of a stream."""
 UNACKNOWLEDGED_MAX = 100_000
 WAITING_MAX = 4096
 """Outstanding pull requests of one queue: one a taker."""
+_ROLLOUTS = (Queue.ROLLOUT, Queue.EVAL_ROLLOUT)
 _ALREADY_DIFFERENT = "(10058)"
 
 
@@ -39,18 +46,10 @@ def stream_configs(names: Names, queue_messages_max: int = QUEUE_MESSAGES_MAX) -
     streams = [_queue(names, queue, queue_messages_max, first_sequence) for queue in Queue]
     streams += [_bucket(names, bucket, first_sequence) for bucket in Bucket]
     streams += [
-        _kept(names.dead_stream, names.dead_subject, DEAD_AGE_S, DEAD_BYTES_KEPT),
+        _kept(names.dead_stream, names.dead_subject("*"), DEAD_AGE_S, DEAD_BYTES_KEPT),
         _kept(names.event_stream, names.event_subject("*", "*"), EVENT_AGE_S, EVENT_BYTES_KEPT)
         | {"first_seq": first_sequence},
-        {
-            "name": f"OBJ_{names.blob_bucket}",
-            "subjects": [f"$O.{names.blob_bucket}.C.>", f"$O.{names.blob_bucket}.M.>"],
-            "discard": "new",
-            "max_age": _ns(BLOB_AGE_S),
-            "allow_direct": True,
-            "allow_rollup_hdrs": True,
-            "allow_msg_ttl": True,
-        },
+        *(_blobs(names, queue) for queue in TRAINING),
     ]
     return [{"storage": "file", "num_replicas": 1, **stream} for stream in streams]
 
@@ -101,10 +100,13 @@ async def _create_consumer(link: Link, names: Names, queue: Queue, ack_wait_s: f
 def _queue(names: Names, queue: Queue, messages_max: int, first_sequence: int) -> dict[str, Any]:
     return {
         "name": names.stream(queue),
-        "subjects": [names.subject(queue)],
+        "subjects": [names.subject(queue, "*")],
         "retention": "workqueue",
         "discard": "new",
         "max_msgs": messages_max,
+        # One sampler's flood fills its own part of the queue, and nobody else's.
+        "max_msgs_per_subject": min(messages_max, SAMPLER_MESSAGES_MAX) if queue in _ROLLOUTS else -1,
+        "discard_new_per_subject": queue in _ROLLOUTS,
         "duplicate_window": _ns(DEDUPE_WINDOW_S),
         "allow_direct": True,
         "first_seq": first_sequence,
@@ -120,16 +122,34 @@ def _bucket(names: Names, bucket: Bucket, first_sequence: int) -> dict[str, Any]
         "deny_delete": True,
         "allow_direct": True,
         "allow_rollup_hdrs": True,
-        "allow_atomic": True,
+        "allow_atomic": bucket is not Bucket.NODE,
         "allow_msg_ttl": True,
         "first_seq": first_sequence,
     }
+    if bucket is Bucket.NODE:
+        # Whoever wants to seem alive for ever must come back, and presence is small.
+        config |= {"max_age": _ns(NODE_AGE_S), "max_msg_size": NODE_BYTES_MAX + HEADERS_MAX}
     if bucket is Bucket.POLICY:
         config["republish"] = {
             "src": names.kv_subject(bucket, "head.>"),
             "dest": names.announce_subject(">"),
         }
     return config
+
+
+def _blobs(names: Names, queue: Queue) -> dict[str, Any]:
+    return {
+        "name": names.blob_stream(queue),
+        "subjects": [names.blob_subject(queue, "*", "*")],
+        "discard": "new",
+        "max_msgs_per_subject": CHUNKS_MAX,
+        "discard_new_per_subject": True,
+        "max_msg_size": CHUNK_BYTES + HEADERS_MAX,
+        "max_age": _ns(BLOB_AGE_S),
+        "allow_direct": True,
+        "allow_rollup_hdrs": True,
+        "allow_msg_ttl": True,
+    }
 
 
 def _kept(name: str, subject: str, age_s: float, bytes_kept: int) -> dict[str, Any]:

@@ -16,8 +16,7 @@ import structlog
 
 from node.entry_cache import EntryCache
 from node.entry_files import MANIFEST_BYTES_MAX, checked_content, checked_path, is_path, read_manifest
-from node.nats_blob import BlobRef
-from node.nats_objects import ObjectInfo, Objects
+from node.nats_objects import Content, ObjectInfo, Objects
 from node.off_loop import OffLoop
 from node.patience import Patience
 from protocol.errors import (
@@ -93,21 +92,21 @@ class NatsStore:
         if there is not None:
             await self._settle(manifest, contents[MANIFEST_NAME])
             return
-        blobs: dict[str, BlobRef] = {}
+        stored: dict[str, Content] = {}
         try:
             for name, data in contents.items():
-                blobs[f"{path}/{name}"] = await self._objects.blobs.put(data)
-            await self._objects.name_all(blobs, last, revision)
+                stored[f"{path}/{name}"] = await self._objects.put(data)
+            await self._objects.name_all(stored, last, revision)
         except UnknownOutcome:
             raise  # they may have their names by now; the next try finds out
         except WrongRevision:
-            await self._remove(blobs)
+            await self._remove(stored)
             await self._settle(manifest, contents[MANIFEST_NAME])
             return
         except (BusError, MessageTooLarge):
-            await self._remove(blobs)
+            await self._remove(stored)
             raise
-        left = [name for name in await self._names_at(path) if name not in blobs]
+        left = [name for name in await self._names_at(path) if name not in stored]
         for info in (await self._objects.look(left)).values():
             await self._objects.remove(info)
 
@@ -118,13 +117,13 @@ class NatsStore:
             Manifest.from_json(await self._content(path), path)
             raise StoreConflict(f"{path}: something else was published there; a path is written once")
         for info, stored in (await self._listed(manifest)).items():
-            if stored.blob.sha256 != info.sha256:
+            if stored.content.sha256 != info.sha256:
                 raise StoreCorrupt(f"{path}: {info.name} has another sha256 than its manifest says")
 
-    async def _remove(self, blobs: Mapping[str, BlobRef]) -> None:
+    async def _remove(self, stored: Mapping[str, Content]) -> None:
         """Take away contents that got no name; best effort."""
-        for blob in blobs.values():
-            await self._objects.blobs.remove(blob)
+        for content in stored.values():
+            await self._objects.forget(content)
 
     async def _refuse_nesting(self, path: str) -> None:
         others = []
@@ -140,7 +139,7 @@ class NatsStore:
         manifest = Manifest.from_json(content, path)
         contents = {MANIFEST_NAME: content}
         for info, stored in (await self._listed(manifest)).items():
-            data = await self._objects.blobs.get(stored.blob)
+            data = await self._objects.get(stored.content)
             if data is None:
                 raise await self._gone(path, f"the content of {info.name} is damaged")
             contents[info.name] = data
@@ -158,7 +157,7 @@ class NatsStore:
             raise StoreNotFound(f"{path}: nothing complete there")
         if there.size > MANIFEST_BYTES_MAX:
             raise StoreCorrupt(f"{path}: a manifest of {there.size} bytes")
-        content = await self._objects.blobs.get(there.blob)
+        content = await self._objects.get(there.content)
         if content is None:
             raise await self._gone(path, "the content of the manifest is damaged")
         return content

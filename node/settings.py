@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from protocol.clock import NAME_PATTERN
 from protocol.errors import OperatorError
+
+if TYPE_CHECKING:
+    from node.invitation import Invitation
 
 Role = Literal["learner", "sampler", "verifier"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -23,6 +26,11 @@ NAME_RULE = "a name is lower-case letters, digits and dashes, at most 48, and no
 ENV_HOME = "GRPO_HOME"
 ENV_BROKER = "GRPO_BROKER"
 ENV_TOKEN = "GRPO_TOKEN"
+ENV_JOIN = "GRPO_JOIN"
+ENV_CREDENTIALS = "GRPO_CREDENTIALS"
+ENV_CA = "GRPO_CA"
+ENV_BEARER = "GRPO_BEARER"
+ENV_BEARER_FILE = "GRPO_BEARER_FILE"
 ENV_NATS_SERVER = "GRPO_NATS_SERVER"
 
 
@@ -47,6 +55,20 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """How to get into a broker, besides its token."""
+
+    credentials: Path | None = None
+    """A NATS credentials file."""
+    ca: Path | None = None
+    """Certificates to trust instead of the system's."""
+    bearer: str | None = field(default=None, repr=False)
+    """What a proxy before the broker demands as ``Authorization: Bearer …``."""
+    bearer_file: Path | None = None
+    """The same in a file, read anew at each connection."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSettings:
     """What an operator says to one node."""
 
@@ -65,6 +87,13 @@ class NodeSettings:
     places: Places = Places(Path())
     wait: bool = False
     """Wait for a run that the broker does not have, instead of telling the operator."""
+    way: Way = Way()
+    invitation: Invitation | None = None
+    """What the node was invited with; it says broker, login, run and names."""
+    allowed_rewards: tuple[str, ...] = ()
+    """Modules that rewards of the run may be imported from."""
+    allowed_paths: tuple[Path, ...] = ()
+    """Directories that the run may name; asked of guests only."""
 
     def __post_init__(self) -> None:
         """Raise OperatorError on settings no node could run with."""
@@ -93,22 +122,36 @@ class Environment:
     cores: int
     load: float
     """One-minute load average, 0 where the system has none."""
+    way: Way = Way()
+    join: str | None = field(default=None, repr=False)
+    """An invitation."""
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     """Read everything this project takes from its surroundings, once."""
     environ = os.environ if environ is None else environ
     home = environ.get(ENV_HOME)
-    nats_server = environ.get(ENV_NATS_SERVER)
     affinity = getattr(os, "sched_getaffinity", None)
     return Environment(
         places=Places(Path(home).expanduser() if home else default_home(environ)),
         broker=environ.get(ENV_BROKER),
         token=environ.get(ENV_TOKEN),
-        nats_server=Path(nats_server).expanduser() if nats_server else None,
+        nats_server=_path(environ, ENV_NATS_SERVER),
         cores=len(affinity(0)) if affinity else os.cpu_count() or 1,
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
+        way=Way(
+            credentials=_path(environ, ENV_CREDENTIALS),
+            ca=_path(environ, ENV_CA),
+            bearer=environ.get(ENV_BEARER),
+            bearer_file=_path(environ, ENV_BEARER_FILE),
+        ),
+        join=environ.get(ENV_JOIN),
     )
+
+
+def _path(environ: Mapping[str, str], name: str) -> Path | None:
+    value = environ.get(name)
+    return Path(value).expanduser() if value else None
 
 
 def default_home(environ: Mapping[str, str]) -> Path:
@@ -141,8 +184,9 @@ def prepare_hub(cache: Path) -> None:
 
 
 def child_environment(additions: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a node that this process starts."""
-    return {**os.environ, **additions}
+    """The environment for a node that this process starts; it has a login of its own."""
+    ours = {name: value for name, value in os.environ.items() if name not in {ENV_CREDENTIALS, ENV_JOIN}}
+    return {**ours, **additions}
 
 
 def free_threads(environment: Environment) -> int:

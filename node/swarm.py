@@ -78,6 +78,9 @@ class Swarm:
         command = [sys.executable, "-m", "node", "--run", self.spec.name, "--broker", self.broker.url]
         command += ["--name", peer.name, "--threads", str(peer.threads), "--log", "info", "--wait"]
         command += peer.options
+        for reward in self.spec.rewards:  # the run file is of whoever started this swarm
+            module, colon, _ = reward.name.partition(":")
+            command += ["--allow-reward", module] if colon else []
         for role in peer.roles:
             command += ["--role", role]
         environ = child_environment({ENV_TOKEN: self.broker.token, ENV_HOME: str(self._home)})

@@ -26,7 +26,9 @@ def complete(
         messages = [{"role": "user", "content": prompt}]
         text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     inputs = tokenizer(text, return_tensors="pt", add_special_tokens=not chat)
-    base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+    )
     try:
         model = PeftModel.from_pretrained(base, str(adapter)).eval()
     except (ValueError, KeyError, RuntimeError) as exc:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import structlog
 
-from node.broker_access import BrokerAccess
+from node.consent import Consent
 from node.devices import choose_device, only_device
 from node.identity_file import load_or_create_identity
+from node.joining import node_access
 from node.models import Detokenizer, LocalModel, load_tokenizer, resolve_model, stop_token_ids
 from node.names import claim_home
 from node.nats_bus import NatsBus
@@ -62,12 +63,14 @@ async def build_node(settings: NodeSettings) -> Node:
 
     Raises OperatorError with one clear line for whatever the operator must change.
     """
-    access = BrokerAccess(settings.broker, token=settings.token)
+    access = await asyncio.to_thread(node_access, settings)
     home = await asyncio.to_thread(claim_home, settings)
     identity = await asyncio.to_thread(load_or_create_identity, home / "identity.nk", home.name)
     bus = await NatsBus.connect(access, settings.run, node=identity.node)
     try:
         spec = await read_spec(bus, settings)
+        consent = Consent(settings.invitation is not None, settings.allowed_rewards, settings.allowed_paths)
+        await asyncio.to_thread(consent.check, spec, settings.roles, Path.cwd())
         prepare_hub(home / "xet")
         store = open_store(spec.store, home / "store", bus)
         model = await asyncio.to_thread(resolve_model, spec.model, settings.places.models)

@@ -53,3 +53,17 @@ QUEUE_MESSAGES_MAX = 10_000
 
 DEDUPE_WINDOW_S = 120
 """How long a queue recognises a resent ``message_id``. An optimisation: a broker restart forgets some."""
+
+SAMPLER_MESSAGES_MAX = 128
+"""Messages of one sampler in the rollout queue. A sampler that verifiers do not keep up with waits; one that
+floods the queue delays its peers by what verifiers reject of so many messages."""
+
+SAMPLER_PAYLOADS_MAX = 64
+"""Payloads by reference that one sampler may have in the Object Store: its share of the broker's disk is this
+times ``FRAME_BYTES_MAX``. More wait."""
+
+NODE_BYTES_MAX = 64 << 10
+"""One node's presence; every peer reads all of them."""
+
+TASK_ROWS_MAX = 1 << 24
+"""Rows that a run may ask for; generated task sets make them one by one."""

@@ -13,7 +13,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from protocol.errors import OperatorError, one_line
-from protocol.limits import BATCH_WRITES_MAX, COMPLETION_TOKENS_MAX, GROUP_SIZE_MAX, PROMPT_TOKENS_MAX
+from protocol.limits import (
+    BATCH_WRITES_MAX,
+    COMPLETION_TOKENS_MAX,
+    GROUP_SIZE_MAX,
+    PROMPT_TOKENS_MAX,
+    TASK_ROWS_MAX,
+)
 from protocol.presets import UnknownPreset, with_numbers
 from protocol.spec import Count, CountOrZero, Name, NonNegative, Positive, Seed, Spec, first_fault
 
@@ -80,7 +86,7 @@ class TasksSpec(Spec):
     template: str | None = None
     """Python format text with ``{prompt}``; absent means the tokenizer's chat template."""
     system_prompt: str | None = None
-    rows_max: Count | None = None
+    rows_max: Annotated[int, Field(ge=1, le=TASK_ROWS_MAX)] | None = None
     held_out: CountOrZero = 128
     """Rows kept for evaluation and never trained on."""
     prompt_tokens_max: Annotated[int, Field(ge=1, le=PROMPT_TOKENS_MAX)] = 1024

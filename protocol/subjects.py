@@ -38,9 +38,9 @@ class Names:
         self.run = run
         self.root = f"grpo.v{PROTOCOL_VERSION}.{run}"
 
-    def subject(self, queue: Queue) -> str:
-        """Subject of a work queue."""
-        return f"{self.root}.{queue.value}"
+    def subject(self, queue: Queue, author: str) -> str:
+        """Subject of what ``author`` puts into a work queue; ``author`` may be ``*``."""
+        return f"{self.root}.{queue.value}.{author}"
 
     def stream(self, queue: Queue) -> str:
         """Stream of a work queue; stream names must not contain dots."""
@@ -48,13 +48,11 @@ class Names:
 
     def consumer(self, queue: Queue) -> str:
         """The durable pull consumer that all takers of a queue share."""
-        step = queue.value.rpartition(".")[2]
-        return {"task": "samplers", "rollout": "verifiers", "verified": "learners"}[step]
+        return {"task": "samplers", "rollout": "verifiers", "verified": "learners"}[_step(queue)]
 
-    @property
-    def dead_subject(self) -> str:
-        """Where dead letters go."""
-        return f"{self.root}.dead"
+    def dead_subject(self, author: str) -> str:
+        """Where ``author``'s dead letters go; ``author`` may be ``*``."""
+        return f"{self.root}.dead.{author}"
 
     @property
     def dead_stream(self) -> str:
@@ -82,10 +80,18 @@ class Names:
         """Subject of one key."""
         return f"$KV.{self.bucket(bucket)}.{key}"
 
-    @property
-    def blob_bucket(self) -> str:
-        """Object Store bucket for payloads too large for a message."""
-        return f"grpo_{self.run}_blob"
+    def blob_bucket(self, queue: Queue) -> str:
+        """Object Store bucket for payloads too large for a message; a queue shares it with its twin for
+        evaluation, whose authors and takers are the same peers."""
+        return f"grpo_{self.run}_blob_{_step(queue)}"
+
+    def blob_stream(self, queue: Queue) -> str:
+        """Stream behind that bucket."""
+        return f"OBJ_{self.blob_bucket(queue)}"
+
+    def blob_subject(self, queue: Queue, author: str, slot: str) -> str:
+        """Subject of all chunks of one payload; ``author`` and ``slot`` may be ``*``."""
+        return f"$O.{self.blob_bucket(queue)}.C.{author}.{slot}"
 
     @property
     def adapter_bucket(self) -> str:
@@ -95,6 +101,10 @@ class Names:
     def announce_subject(self, learner: str) -> str:
         """Where the broker republishes committed heads; ``learner`` may be ``*``."""
         return f"{self.root}.announce.{learner}"
+
+
+def _step(queue: Queue) -> str:
+    return queue.value.rpartition(".")[2]
 
 
 SPEC_KEY = "spec"

@@ -36,7 +36,13 @@ def load_base(model_dir: Path, device: torch.device, *, dtype: str, bits: int | 
     faults = (OSError, ValueError, *((RuntimeError, ImportError) if quantized else ()))
     try:
         base: Any = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=weights, attn_implementation="sdpa", local_files_only=True, **quantized
+            model_dir,
+            dtype=weights,
+            attn_implementation="sdpa",
+            local_files_only=True,
+            trust_remote_code=False,  # None would ask whoever sits before it
+            use_safetensors=True,
+            **quantized,
         )
     except faults as exc:
         if quantized:

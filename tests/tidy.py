@@ -68,7 +68,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "nacl": ("protocol/identity.py",),
     "nats": ("node/nats_*.py",),
     "nats_server": ("node/broker*.py",),
-    "nkeys": ("protocol/identity.py",),
+    "nkeys": ("protocol/identity.py", "node/nats_jwt.py"),
     "numpy": ("*",),
     "peft": _TORCH,
     "pydantic": ("*",),

@@ -6,6 +6,7 @@ Whatever a person gets wrong is answered with one line on standard error and exi
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, cast
 
 import typer
@@ -14,6 +15,7 @@ from node.cli import (
     adapters_command,
     broker_command,
     demo_command,
+    invite_command,
     presets_command,
     recover_command,
     run_commands,
@@ -28,7 +30,19 @@ See it work:          [bold]grpo-node demo[/bold]
 Train on one machine: [bold]grpo-node up examples/smollm2-arithmetic.toml[/bold]
 Train on many:        [bold]grpo-node create RUN.toml --broker URL[/bold], then anywhere, any number:
                       [bold]grpo-node --role sampler --run NAME --broker URL[/bold]
+With other people:    [bold]grpo-node broker --listen HOST:PORT[/bold], then for each of them:
+                      [bold]grpo-node invite --role sampler --run NAME[/bold]
 """
+
+JoinOption = Annotated[
+    str | None, typer.Option(help="An invitation: broker, run, role and login in one word. [env: GRPO_JOIN]")
+]
+AllowRewardOption = Annotated[
+    list[str] | None, typer.Option(help="Module of rewards that a verifier may import. May be repeated.")
+]
+AllowPathOption = Annotated[
+    list[Path] | None, typer.Option(help="Directory that the run of an invitation may name. May be repeated.")
+]
 
 app = typer.Typer(
     name="grpo-node",
@@ -46,6 +60,9 @@ app.command("status")(run_commands.status)
 app.command("presets")(presets_command.presets)
 app.command("recover")(recover_command.recover)
 app.command("broker")(broker_command.broker)
+app.command("invite")(invite_command.invite)
+app.command("invitations")(invite_command.invitations)
+app.command("revoke")(invite_command.revoke)
 app.add_typer(adapters_command.app, name="adapters")
 
 
@@ -78,6 +95,9 @@ def node(
         bool, typer.Option("--wait", help="Wait for a run that the broker does not have (yet).")
     ] = False,
     log: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    join: JoinOption = None,
+    allow_reward: AllowRewardOption = None,
+    allow_path: AllowPathOption = None,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     """Play one or more roles of a run."""
@@ -87,8 +107,8 @@ def node(
         print(f"grpo-node {installed('grpo-node')}")
         raise typer.Exit
     if context.invoked_subcommand is not None:
-        if role or run or name:
-            raise OperatorError("--role, --run and --name play a role; they do not go with a command")
+        if role or run or name or join:
+            raise OperatorError("--role, --run, --name and --join play a role; they do not go with a command")
         return
     run_commands.play(
         roles=tuple(role or ()),
@@ -102,6 +122,9 @@ def node(
         grace_s=grace,
         log_level=log,
         wait=wait,
+        join=join,
+        allowed_rewards=tuple(allow_reward or ()),
+        allowed_paths=tuple(allow_path or ()),
     )
 
 

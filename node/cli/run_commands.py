@@ -44,10 +44,21 @@ def play(
     grace_s: float,
     log_level: str,
     wait: bool,
+    join: str | None,
+    allowed_rewards: tuple[str, ...],
+    allowed_paths: tuple[Path, ...],
 ) -> None:
     """Be a node of a run until it ends or somebody stops it."""
+    from node.invitation import Invitation
+    from node.joining import invited
+
     environment = read_environment()
     _set_up_logs(log_level)
+    word = join or environment.join
+    invitation = Invitation.parse(word) if word else None
+    if invitation is not None:
+        roles, name = invited(invitation, roles, run, name)
+        run, broker = invitation.run, broker or invitation.url
     settings = NodeSettings(
         run=_required(run, "--run NAME says which run to join"),
         roles=cast("tuple[Role, ...]", roles),
@@ -60,6 +71,10 @@ def play(
         grace_s=grace_s,
         places=environment.places,
         wait=wait,
+        way=environment.way,
+        invitation=invitation,
+        allowed_rewards=allowed_rewards,
+        allowed_paths=allowed_paths,
     )
     prepare_process(settings.threads or 1)
     from node.runtime import run_until_stopped
@@ -168,10 +183,10 @@ async def connected(
     broker: str | None, token: str | None, environment: Environment, run: str
 ) -> AsyncIterator[NatsBus]:
     """A bus for an operator's command; options come before the environment. Raises OperatorError."""
-    from node.broker_access import BrokerAccess
+    from node.joining import broker_access
     from node.nats_bus import NatsBus
 
-    access = BrokerAccess(_broker(broker, environment), token=token or environment.token)
+    access = broker_access(_broker(broker, environment), token or environment.token, environment.way)
     bus = await NatsBus.connect(access, run, node="operator")
     try:
         yield bus

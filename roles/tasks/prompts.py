@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from string import Formatter
 from typing import Any, Protocol
 
 import jinja2
 import numpy as np
 
 from protocol.arrays import IntArray
-from protocol.errors import OperatorError
+from protocol.errors import OperatorError, one_line
 from protocol.runspec import TasksSpec
 from roles.tasks.taskset import Row, Skipped
 
@@ -76,8 +77,8 @@ class PromptBuilder:
             )
         if spec.template is None and tokenizer.chat_template is None:
             raise OperatorError("the model's tokenizer has no chat template: set tasks.template")
-        if spec.template is not None and "0" not in self.render("0"):
-            raise OperatorError("tasks.template has no {prompt}")
+        if spec.template is not None:
+            _check_template(spec.template)
         self._adds_bos = _adds_bos(tokenizer)
         self.render("0")
 
@@ -85,12 +86,7 @@ class PromptBuilder:
         """The whole text that the model continues."""
         if self._spec.template is None:
             return self._render_chat(prompt)
-        try:
-            return self._spec.template.format(prompt=prompt)
-        except (KeyError, IndexError, ValueError, AttributeError) as exc:
-            raise OperatorError(
-                f"tasks.template: {exc!r}; write {{prompt}}, and {{{{ }}}} for braces of your own"
-            ) from exc
+        return self._spec.template.format(prompt=prompt)
 
     def token_ids(self, prompt: str) -> IntArray:
         """Shape [P], with one BOS if the model wants one.
@@ -147,6 +143,20 @@ class PromptBuilder:
         except jinja2.TemplateError as exc:
             raise OperatorError(f"the model's chat template refuses the prompt: {exc}") from exc
         return str(text)
+
+
+def _check_template(template: str) -> None:
+    """Nothing but ``{prompt}``: a stranger's format could ask for a width of gigabytes."""
+    advice = "write {prompt}, and {{ }} for braces of your own"
+    try:
+        fields = [part[1:] for part in Formatter().parse(template) if part[1] is not None]
+    except ValueError as exc:
+        raise OperatorError(f"tasks.template: {exc}; {advice}") from exc
+    if not fields:
+        raise OperatorError("tasks.template has no {prompt}")
+    for name, form, conversion in fields:
+        if name != "prompt" or form or conversion:
+            raise OperatorError(f"tasks.template: {one_line(repr(name))} is no field; {advice}")
 
 
 def _adds_bos(tokenizer: Tokenizer) -> bool:

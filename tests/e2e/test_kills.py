@@ -182,7 +182,7 @@ async def in_flight(swarm: Swarm) -> set[str]:
     names = Names(swarm.spec.name)
     found = set()
     for queue in TRAINING:
-        async for _, msg in swarm.bus._link.walk(names.stream(queue), names.subject(queue)):
+        async for _, msg in swarm.bus._link.walk(names.stream(queue), names.subject(queue, "*")):
             found.add(str(getattr(decode(msg.data).message, "group_id", "")))
     return found
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from node.broker_access import BrokerAccess
+from node.nats_blob import Blobs
 from node.nats_delivery import Receipt
 from protocol.errors import MessageTooLarge
 from protocol.limits import INLINE_BYTES_MAX
@@ -45,7 +46,7 @@ async def test_a_small_brokers_limit_is_kept_headers_included_and_the_connection
 async def test_a_payload_that_is_gone_is_delivered_as_undecodable(site: Site):
     bus = await site.bus()
     await bus.publish(Q, bytes(INLINE_BYTES_MAX + 1), "m1")
-    await bus._link.api(f"STREAM.PURGE.OBJ_{bus._names.blob_bucket}")
+    await bus._link.api(f"STREAM.PURGE.{bus._names.blob_stream(Q)}")
     delivery = await soon(await bus.consume(Q, 1))
     assert delivery.data == b""
     await delivery.reject()
@@ -54,15 +55,15 @@ async def test_a_payload_that_is_gone_is_delivered_as_undecodable(site: Site):
 @pytest.mark.parametrize("reference", ["", "nonsense", f"{ID} 99999999999 {DIGEST}", f"{ID} 5 {DIGEST}"])
 async def test_a_forged_reference_is_delivered_as_undecodable(site: Site, reference: str):
     bus = await site.bus()
-    await bus._link.store(bus._names.subject(Q), b"", {"Grpo-Blob": reference})
+    await bus._link.store(bus._names.subject(Q, "node-1"), b"", {"Grpo-Blob": reference})
     assert (await soon(await bus.consume(Q, 1))).data == b""
 
 
 async def test_a_damaged_payload_is_delivered_as_undecodable(site: Site):
     bus = await site.bus()
-    ref = await bus._blobs.put(bytes(1000))
-    forged = f"{ref.id} 1000 {'0' * 64}"
-    await bus._link.store(bus._names.subject(Q), b"", {"Grpo-Blob": forged})
+    ref = await Blobs(bus._link, bus._names, Q).put(bytes(1000), "node-1")
+    forged = f"{ref.slot} 1000 {'0' * 64}"
+    await bus._link.store(bus._names.subject(Q, "node-1"), b"", {"Grpo-Blob": forged})
     assert (await soon(await bus.consume(Q, 1))).data == b""
 
 
@@ -71,7 +72,7 @@ async def test_an_acknowledged_payload_leaves_no_bytes_behind(site: Site):
     for _ in range(2):  # the second one is a resend
         await bus.publish(Q, bytes(INLINE_BYTES_MAX + 1), "m1")
     await (await soon(await bus.consume(Q, 1))).ack()
-    stored = f"STREAM.INFO.OBJ_{bus._names.blob_bucket}"
+    stored = f"STREAM.INFO.{bus._names.blob_stream(Q)}"
     async with asyncio.timeout(10):
         while (await bus._link.read_api(stored))["state"]["bytes"] > 1000:
             pass

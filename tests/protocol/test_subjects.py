@@ -36,8 +36,8 @@ KEY = re.compile(r"[-/_=a-zA-Z0-9]+(\.[-/_=a-zA-Z0-9]+)*")
 def subjects_of(run: str) -> list[str]:
     names = Names(run)
     return [
-        *(names.subject(queue) for queue in Queue),
-        names.dead_subject,
+        *(names.subject(queue, "node-1") for queue in Queue),
+        names.dead_subject("node-1"),
         names.event_subject("learner", "node-1"),
         names.announce_subject("node-1"),
         *(names.kv_subject(bucket, "key") for bucket in Bucket),
@@ -49,7 +49,13 @@ def stores_of(run: str) -> list[str]:
     names = Names(run)
     streams = [names.stream(queue) for queue in Queue]
     kv = [names.kv_stream(bucket) for bucket in Bucket]
-    return [*streams, names.dead_stream, names.event_stream, *kv, f"OBJ_{names.blob_bucket}"]
+    return [
+        *streams,
+        names.dead_stream,
+        names.event_stream,
+        *kv,
+        *(names.blob_stream(queue) for queue in TRAINING),
+    ]
 
 
 @QUICK
@@ -110,9 +116,10 @@ def test_keys_are_legal_and_distinct(one: str, two: str):
 
 
 def test_each_subject_begins_with_the_protocol_version_and_the_run():
-    assert Names("r").subject(Queue.TASK) == "grpo.v1.r.task"
-    assert Names("r").subject(Queue.EVAL_VERIFIED) == "grpo.v1.r.eval.verified"
+    assert Names("r").subject(Queue.TASK, "l-1") == "grpo.v1.r.task.l-1"
+    assert Names("r").subject(Queue.EVAL_VERIFIED, "*") == "grpo.v1.r.eval.verified.*"
     assert Names("r").event_subject("*", "*") == "grpo.v1.r.event.*.*"
+    assert Names("r").dead_subject("*") == "grpo.v1.r.dead.*"
     assert Names("r").announce_subject("*") == "grpo.v1.r.announce.*"
 
 

@@ -83,9 +83,9 @@ def test_braces_in_a_prompt_are_text():
     ("spec", "message"),
     [
         ({"template": "hi"}, "no {prompt}"),
-        ({"template": "{prompt} {answer}"}, "tasks.template: KeyError"),
-        ({"template": "{prompt} \\boxed{}"}, "tasks.template: IndexError"),
-        ({"template": "{prompt"}, "tasks.template: ValueError"),
+        ({"template": "{prompt} {answer}"}, "tasks.template: 'answer' is no field"),
+        ({"template": "{prompt} \\boxed{}"}, "tasks.template: '' is no field"),
+        ({"template": "{prompt"}, "tasks.template: expected '}'"),
         ({"system_prompt": "there"}, "belongs to the chat template"),
     ],
 )

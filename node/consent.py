@@ -1,0 +1,70 @@
+"""What a run may use of this machine: decided by whoever runs the node, never by the run's owner.
+
+A RunSpec comes from the broker. It may name a module to import, a directory with a model or adapters, a file
+of tasks. Modules are imported only if this node's own command line names them. Files are opened only if they
+belong to this node, or its operator came by a login that is trusted with them: a guest, who joined by an
+invitation, is asked for each place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from protocol.errors import OperatorError, one_line
+from protocol.runspec import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Consent:
+    """What the operator allows."""
+
+    guest: bool = False
+    rewards: tuple[str, ...] = ()
+    """Modules that rewards may come from."""
+    paths: tuple[Path, ...] = ()
+    """Directories that a run may name, for guests."""
+
+    def check(self, spec: RunSpec, roles: tuple[str, ...], base_dir: Path) -> None:
+        """Raise OperatorError on the first thing that ``spec`` wants and nobody allowed; opens nothing."""
+        if "verifier" in roles:
+            for reward in spec.rewards:
+                module, colon, _ = reward.name.partition(":")
+                if colon and module not in self.rewards:
+                    raise OperatorError(
+                        f"this run's owner wants to run the reward {_shown(reward.name)} on this machine; if "
+                        f"you know that code, allow it with: --allow-reward {_shown(module)}"
+                    )
+        if not self.guest:
+            return
+        self._check_path("model.ref", _local(spec.model.ref, base_dir))
+        if {"learner", "verifier"} & set(roles):
+            source = spec.tasks.source
+            self._check_path("tasks.source", _local(source.removeprefix("hf:"), base_dir))
+        if urlsplit(spec.store.url).scheme in {"", "file"}:
+            self._check_path("store.url", Path(unquote(urlsplit(spec.store.url).path)))
+
+    def _check_path(self, setting: str, path: Path | None) -> None:
+        if path is None:
+            return
+        real = path.resolve()
+        if not any(real.is_relative_to(allowed.resolve()) for allowed in self.paths):
+            raise OperatorError(
+                f"this run's owner wants {setting} {_shown(str(path))} of this machine; if that is meant so, "
+                "allow it with: --allow-path DIRECTORY"
+            )
+
+
+def _local(ref: str, base_dir: Path) -> Path | None:
+    """The file or directory that a setting names, or None if it names something elsewhere."""
+    path = base_dir / Path(ref).expanduser()
+    looks_local = ref.startswith((".", "/", "~")) or ref.endswith((".jsonl", ".parquet"))
+    try:
+        return path if looks_local or path.exists() else None
+    except OSError:  # a name that no file system has
+        return None
+
+
+def _shown(text: str) -> str:
+    return one_line(text, 120)

@@ -1,0 +1,1 @@
+"""What strangers can do at a real broker, and what they cannot."""
