@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -24,6 +24,11 @@ ENV_HOME = "GRPO_HOME"
 ENV_BROKER = "GRPO_BROKER"
 ENV_TOKEN = "GRPO_TOKEN"
 ENV_NATS_SERVER = "GRPO_NATS_SERVER"
+ENV_IDENTITY = "GRPO_IDENTITY"
+ENV_RUN_FILE = "GRPO_RUN_FILE"
+"""Text of a run file, as a broker's job gets it; its shell writes it to a file."""
+ENV_JOBS_HUB_TOKEN = "GRPO_JOBS_HF_TOKEN"
+ENV_HUB_ENDPOINT = "HF_ENDPOINT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,10 @@ class Places:
         """State of an embedded broker."""
         return self.home / "brokers" / name
 
+    def jobs(self, namespace: str, run: str) -> Path:
+        """What this machine must remember of jobs that it launched."""
+        return self.home / "jobs" / namespace / f"{run}.json"
+
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
@@ -65,6 +74,8 @@ class NodeSettings:
     places: Places = Places(Path())
     wait: bool = False
     """Wait for a run that the broker does not have, instead of telling the operator."""
+    identity_seed: str | None = field(default=None, repr=False)
+    """The node's nkey seed, for a node whose disk does not outlive it; absent: kept in its home."""
 
     def __post_init__(self) -> None:
         """Raise OperatorError on settings no node could run with."""
@@ -93,6 +104,10 @@ class Environment:
     cores: int
     load: float
     """One-minute load average, 0 where the system has none."""
+    identity_seed: str | None = field(default=None, repr=False)
+    jobs_hub_token: str | None = field(default=None, repr=False)
+    """What jobs show to the Hub; absent: the token that launches them."""
+    hub_endpoint: str | None = None
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
@@ -108,7 +123,15 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         nats_server=Path(nats_server).expanduser() if nats_server else None,
         cores=len(affinity(0)) if affinity else os.cpu_count() or 1,
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
+        identity_seed=environ.get(ENV_IDENTITY),
+        jobs_hub_token=environ.get(ENV_JOBS_HUB_TOKEN),
+        hub_endpoint=environ.get(ENV_HUB_ENDPOINT),
     )
+
+
+def read_secret(name: str) -> str | None:
+    """A variable that the operator named to be handed on, and nothing else."""
+    return os.environ.get(name)
 
 
 def default_home(environ: Mapping[str, str]) -> Path:

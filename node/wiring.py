@@ -13,8 +13,9 @@ from pathlib import Path
 import structlog
 
 from node.broker_access import BrokerAccess
+from node.broker_wait import wait_for_port
 from node.devices import choose_device, only_device
-from node.identity_file import load_or_create_identity
+from node.identity_file import own_identity
 from node.models import Detokenizer, LocalModel, load_tokenizer, resolve_model, stop_token_ids
 from node.names import claim_home
 from node.nats_bus import NatsBus
@@ -64,7 +65,9 @@ async def build_node(settings: NodeSettings) -> Node:
     """
     access = BrokerAccess(settings.broker, token=settings.token)
     home = await asyncio.to_thread(claim_home, settings)
-    identity = await asyncio.to_thread(load_or_create_identity, home / "identity.nk", home.name)
+    identity = await asyncio.to_thread(own_identity, home / "identity.nk", home.name, settings.identity_seed)
+    if settings.wait:
+        await wait_for_port(access)
     bus = await NatsBus.connect(access, settings.run, node=identity.node)
     try:
         spec = await read_spec(bus, settings)

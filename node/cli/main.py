@@ -14,6 +14,7 @@ from node.cli import (
     adapters_command,
     broker_command,
     demo_command,
+    jobs_command,
     presets_command,
     recover_command,
     run_commands,
@@ -47,6 +48,7 @@ app.command("presets")(presets_command.presets)
 app.command("recover")(recover_command.recover)
 app.command("broker")(broker_command.broker)
 app.add_typer(adapters_command.app, name="adapters")
+app.add_typer(jobs_command.app, name="jobs")
 
 
 @app.callback(invoke_without_command=True)

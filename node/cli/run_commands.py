@@ -53,6 +53,7 @@ def play(
         grace_s=grace_s,
         places=environment.places,
         wait=wait,
+        identity_seed=environment.identity_seed,
     )
     prepare_process(settings.threads or 1)
     from node.runtime import run_until_stopped
