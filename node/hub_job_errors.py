@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HTTPError,  # type: ignore[attr-defined]  # of the HTTP client in use
-    LocalTokenNotFoundError,
-    OfflineModeIsEnabled,
-)
+from huggingface_hub import errors
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the HTTP client in use
 from huggingface_hub.utils._http import parse_ratelimit_headers
 
 from protocol.errors import GrpoError, OperatorError, one_line
@@ -51,11 +47,11 @@ def translated(what: str, hidden: Collection[str]) -> Iterator[None]:
     """
     try:
         yield
-    except LocalTokenNotFoundError as exc:
+    except errors.LocalTokenNotFoundError as exc:
         raise OperatorError("not logged in to the Hub; run: hf auth login") from exc
-    except OfflineModeIsEnabled as exc:
+    except errors.OfflineModeIsEnabled as exc:
         raise OperatorError("HF_HUB_OFFLINE is set; jobs need the Hub: unset it") from exc
-    except HfHubHTTPError as exc:
+    except errors.HfHubHTTPError as exc:
         raise _answer(exc, what, hidden) from None
     except HTTPError as exc:
         raise HubUnavailable(f"{what}: the Hub cannot be reached ({_struck(str(exc), hidden)})") from None
@@ -65,7 +61,7 @@ def translated(what: str, hidden: Collection[str]) -> Iterator[None]:
         raise HubUnavailable(f"{what}: the Hub's answer cannot be read") from None
 
 
-def _answer(exc: HfHubHTTPError, what: str, hidden: Collection[str]) -> GrpoError:
+def _answer(exc: errors.HfHubHTTPError, what: str, hidden: Collection[str]) -> GrpoError:
     status = exc.response.status_code
     says = _struck(exc.server_message or "", hidden)
     said = f": {says}" if says else ""
@@ -84,7 +80,7 @@ def _answer(exc: HfHubHTTPError, what: str, hidden: Collection[str]) -> GrpoErro
     return Answered(f"{what}: {advice.get(status, 'refused')} ({status}){said}", status)
 
 
-def _pause(exc: HfHubHTTPError) -> float:
+def _pause(exc: errors.HfHubHTTPError) -> float:
     headers = exc.response.headers
     limit = parse_ratelimit_headers(headers)
     if limit is not None:

@@ -43,9 +43,9 @@ def say(text: str) -> None:
 @app.command("up")
 def up(
     file: Annotated[Path, typer.Argument(help="The run file (TOML).")],
-    learners: Annotated[int | None, typer.Option(min=0, help="Learner jobs. [default: 1]")] = None,
-    samplers: Annotated[int | None, typer.Option(min=0, help="Sampler jobs. [default: 1]")] = None,
-    verifiers: Annotated[int | None, typer.Option(min=0, help="Verifier jobs. [default: 1]")] = None,
+    learners: Annotated[int | None, typer.Option(min=0, help="Learner jobs. Default: 1.")] = None,
+    samplers: Annotated[int | None, typer.Option(min=0, help="Sampler jobs. Default: 1.")] = None,
+    verifiers: Annotated[int | None, typer.Option(min=0, help="Verifier jobs. Default: 1.")] = None,
     flavor: FlavorOption = None,
     install: Annotated[
         str | None, typer.Option(help="What pip installs on each job: a git URL, a wheel; none: nothing.")
@@ -138,7 +138,7 @@ def logs(
     run: RunArgument,
     slot: Annotated[str | None, typer.Argument(help="broker, learner-1…; default: all.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job ends; wants a slot.")] = False,
-    tail: Annotated[int | None, typer.Option(min=1, help="Last lines only. [default: 20 of each]")] = None,
+    tail: Annotated[int | None, typer.Option(min=1, help="Last lines only. Default: 20 of each.")] = None,
     namespace: NamespaceOption = None,
 ) -> None:
     """Show what the jobs wrote; of each slot the job that counts."""

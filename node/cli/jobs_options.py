@@ -24,7 +24,7 @@ COMPUTING: tuple[JobKind, ...] = ("learner", "sampler")
 """Kinds that ``--flavor NAME`` means; a broker and a verifier need no GPU."""
 
 NamespaceOption = Annotated[
-    str | None, typer.Option(help="User or organisation that runs and pays. [default: the token's owner]")
+    str | None, typer.Option(help="User or organisation that runs and pays. Default: the token's owner.")
 ]
 FlavorOption = Annotated[
     list[str] | None,
@@ -66,11 +66,17 @@ class JobOptions:
             "flavor": self._flavors().get(kind),
             "install": self.install,
             "image": self.image,
-            "timeout_h": None if kind == "broker" else self.timeout_h,
+            "timeout_h": self._timeout_h(kind, base),
             "mounts": (*base.mounts, *self.mounts) if self.mounts else None,
         }
         given = {name: value for name, value in changes.items() if value is not None}
         return _checked(JobTemplateSpec, base.model_dump() | given)
+
+    def _timeout_h(self, kind: JobKind, base: JobTemplateSpec) -> float | None:
+        """A broker stays at least as long as its peers."""
+        if self.timeout_h is None or kind != "broker":
+            return self.timeout_h
+        return max(base.timeout_h, self.timeout_h)
 
     def _flavors(self) -> dict[JobKind, str]:
         found: dict[JobKind, str] = {}
