@@ -30,6 +30,7 @@ CALL_S = 60.0
 TRIES_MAX = 4
 PAUSE_S = 2.0
 """Before a call is repeated; doubles."""
+THREADS = "hub-jobs"
 LIVE = ("SCHEDULING", "RUNNING")
 HIDDEN = "***"
 HOURS = {"second": 1 / 3600, "minute": 1 / 60, "hour": 1.0, "day": 24.0}
@@ -86,7 +87,7 @@ class HubJobs:
         self._api = HfApi(endpoint=endpoint, token=token)
         self._pause_s = pause_s
         self._call_s = call_s
-        self._threads = OffLoop("hub-jobs")
+        self._threads = OffLoop(THREADS)
         self._hidden: set[str] = {token}
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what it repeats in silence is told here, once
 

@@ -29,8 +29,8 @@ from roles.ring import until
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 a job is reached from elsewhere or not at all
 CHECK_S = 2.0
-LINGER_S = 600.0
-"""How long peers may take to leave a finished run: a learner still evaluates and exports."""
+LINGER_S = 60.0
+"""How long peers may take to leave a finished run."""
 OPERATOR = "operator"
 
 log = structlog.get_logger("broker")

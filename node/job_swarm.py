@@ -7,7 +7,6 @@ live jobs ─────┘              two in one slot ─▶ cancel the youn
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +15,6 @@ from node.hub_jobs import Flavor, HubJobs, Job
 from node.job_plan import JobRequest, Slot, SwarmSpec
 from node.job_templates import KINDS
 from protocol.errors import OperatorError
-
-QUICK_DEATH_S = 300.0
-"""A job that ends sooner than this after its creation has hardly begun."""
-QUICK_DEATHS_MAX = 3
-"""So many in a row in one slot are no bad luck."""
 
 Say = Callable[[str], None]
 
@@ -80,7 +74,11 @@ class JobSwarm:
     async def missing(self) -> list[JobRequest]:
         """What ``start`` would create now. Raises OperatorError if the jobs that live belong to another swarm
         of this run: started elsewhere with other secrets, or from another run file."""
-        live = {job.slot: job for job in await self._hub.jobs_of(self._swarm.run) if job.live}
+        jobs = await self._hub.jobs_of(self._swarm.run)
+        if is_finished(jobs):
+            self._say(f"run {self._swarm.run} is finished: nothing to start; a new run wants a new name")
+            return []
+        live = {job.slot: job for job in jobs if job.live}
         for request in self._requests.values():
             job = live.get(request.slot.name)
             if job is not None:
@@ -88,7 +86,8 @@ class JobSwarm:
         return [request for slot, request in self._requests.items() if slot.name not in live]
 
     async def start(self) -> list[Job]:
-        """Create what is missing, the broker first; returns all jobs of the run then."""
+        """Create what is missing, the broker first; returns all jobs of the run then. A run that is finished
+        misses nothing."""
         for request in await self.missing():
             job = await self._hub.create(request)
             self._say(f"started {job.slot:<12} {job.flavor:<12} {job.page}")
@@ -97,26 +96,8 @@ class JobSwarm:
     async def trim(self) -> None:
         """Cancel what lives in slots that are not wanted."""
         wanted = {slot.name for slot in self._requests}
-        await self._cancel([j for j in await self._hub.jobs_of(self._swarm.run) if j.slot not in wanted])
-
-    async def keep(self, every_s: float) -> None:
-        """Start again whatever dies, until the run is finished. Raises OperatorError if one slot's jobs die
-        young again and again."""
-        seen = {job.id for job in await self._hub.jobs_of(self._swarm.run) if not job.live}
-        before = frozenset(seen)
-        while True:
-            jobs = await self._hub.jobs_of(self._swarm.run)
-            for job in jobs:
-                if not job.live and job.id not in seen:
-                    self._say(f"{job.slot} ended: {job.stage} {job.message}".rstrip())
-                    seen.add(job.id)
-            if is_finished(jobs):
-                self._say(f"run {self._swarm.run} is finished")
-                await self._cancel(jobs)
-                return
-            self._check_deaths([job for job in jobs if job.id not in before])
-            await self.start()
-            await asyncio.sleep(every_s)
+        surplus = [job for job in await self._hub.jobs_of(self._swarm.run) if job.slot not in wanted]
+        await cancel_all(self._hub, surplus, self._say)
 
     def _check_ours(self, job: Job, request: JobRequest) -> None:
         first = f"run {self._swarm.run} has jobs already ({job.slot}: {job.page})"
@@ -138,18 +119,6 @@ class JobSwarm:
                 self._say(f"{job.slot} was started twice; cancelling {job.page}")
                 await self._hub.cancel(job)
         return jobs
-
-    async def _cancel(self, jobs: Sequence[Job]) -> None:
-        await cancel_all(self._hub, jobs, self._say)
-
-    def _check_deaths(self, jobs: Sequence[Job]) -> None:
-        for slot, found in by_slot(jobs).items():
-            last = found[-QUICK_DEATHS_MAX:]
-            young = [job for job in last if not job.live and job.lived_s < QUICK_DEATH_S]
-            if len(young) == QUICK_DEATHS_MAX:
-                raise OperatorError(
-                    f"{slot} dies young again and again: grpo-node jobs logs {self._swarm.run} {slot}"
-                )
 
 
 async def cancel_all(hub: HubJobs, jobs: Sequence[Job], say: Say) -> int:

@@ -94,6 +94,7 @@ async def _up(
     as_json: bool,
 ) -> None:
     from node.hub_jobs import HubJobs
+    from node.job_keeper import JobKeeper
     from node.job_memory import remember
     from node.job_plan import plan
     from node.job_swarm import JobSwarm, costs
@@ -116,7 +117,7 @@ async def _up(
     started = await jobs.start()
     print(json.dumps(as_objects(swarm, started, price)) if as_json else summary(swarm, price))
     if keep:
-        await jobs.keep(every)
+        await JobKeeper(hub, jobs, spec.name, say).keep(every)
 
 
 @app.command("status")

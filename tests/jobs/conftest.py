@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from huggingface_hub import close_session
 
 from node.cli.main import main
+from node.hub_jobs import THREADS
+from node.job_plan import SwarmSpec
+from node.job_templates import TEMPLATES
+from node.runs import read_run_file
 from tests.jobs.standin import TOKEN, StandIn
 
 RUN_FILE = """
@@ -48,6 +54,12 @@ Command = Callable[..., Said]
 def hub() -> Iterator[StandIn]:
     with StandIn() as standin:
         yield standin
+        # Whoever was left without an answer gets one now, so that nothing of it reaches into the next test.
+        standin.answer_all()
+        for thread in threading.enumerate():
+            if thread.name == THREADS:
+                thread.join(10)
+    close_session()  # the client keeps connections open, also those to a stand-in that is gone
 
 
 @pytest.fixture
@@ -55,6 +67,18 @@ def run_file(tmp_path: Path) -> Path:
     path = tmp_path / "run.toml"
     path.write_text(RUN_FILE)
     return path
+
+
+@pytest.fixture
+def swarm(run_file: Path) -> SwarmSpec:
+    """The run on one job of each kind, from an image that has everything."""
+    return SwarmSpec(
+        namespace="alice",
+        run="sums",
+        spec_digest=read_run_file(run_file).digest,
+        run_file=run_file.read_text(),
+        templates={kind: t.model_copy(update={"install": "none"}) for kind, t in TEMPLATES.items()},
+    )
 
 
 @pytest.fixture

@@ -60,6 +60,8 @@ class StandIn:
         self.logs: dict[str, list[str]] = {}
         self.on_start: Callable[[dict[str, Any], dict[str, Any]], None] | None = None
         """Called with a new job and its whole request, secrets included."""
+        self.on_list: Callable[[], None] | None = None
+        """Called before jobs are listed."""
         self.on_cancel: Callable[[dict[str, Any]], None] | None = None
         self.url = ""
         self._loop = asyncio.new_event_loop()
@@ -97,12 +99,20 @@ class StandIn:
             for job in self.jobs.values()
             if job["labels"]["grpo-slot"] == slot and job["status"]["stage"] not in ENDED
         )
-        job["status"] = {"stage": stage, "message": message}
+        self.finish(job, stage, message)
+
+    def finish(self, job: dict[str, Any], stage: str, message: str | None) -> None:
+        """A job ends."""
         job["finishedAt"] = now()
+        job["status"] = {"stage": stage, "message": message}
 
     def created(self) -> int:
         """How often a job was asked for."""
         return sum(entry.startswith("POST") and entry.count("/") == 3 for entry in self.seen)
+
+    def answer_all(self) -> None:
+        """End every stall."""
+        self._loop.call_soon_threadsafe(self._answers.set)
 
     # --- the server
 
@@ -112,7 +122,7 @@ class StandIn:
         self._loop.close()
 
     async def _run(self) -> None:
-        self._stop = asyncio.Event()
+        self._stop, self._answers = asyncio.Event(), asyncio.Event()
         app = web.Application(middlewares=[self._middleware])
         app.router.add_get("/api/whoami-v2", self._whoami)
         app.router.add_get("/api/jobs/hardware", self._hardware)
@@ -140,7 +150,7 @@ class StandIn:
                 if fault.applied:
                     await handler(request)
                 if fault.stall:
-                    await self._stop.wait()
+                    await self._answers.wait()
                 if fault.cut:
                     assert request.transport is not None
                     request.transport.close()
@@ -188,14 +198,18 @@ class StandIn:
         job = {
             "id": identifier,
             "createdAt": now(),
-            **{key: body.get(key) for key in ("dockerImage", "command", "arguments", "environment", "flavor")},
+            **{
+                key: body.get(key) for key in ("dockerImage", "command", "arguments", "environment", "flavor")
+            },
             **{key: body.get(key) for key in ("labels", "volumes", "network", "expose")},
             "secrets": dict.fromkeys(body.get("secrets", {})),
             "status": {"stage": "SCHEDULING", "message": None},
             "owner": {"id": namespace, "name": namespace, "type": "user"},
         }
         self.jobs[identifier] = job
-        self.logs.setdefault(identifier, ["===== Job started at noon =====", f"here is {job['labels']['name']}"])
+        self.logs.setdefault(
+            identifier, ["===== Job started at noon =====", f"here is {job['labels']['name']}"]
+        )
         if self.starts:
             self.start(job)
         if self.on_start is not None:
@@ -210,6 +224,8 @@ class StandIn:
         job["startedAt"] = now()
 
     async def _list(self, request: web.Request) -> web.Response:
+        if self.on_list is not None and "cursor" not in request.query:
+            self.on_list()
         wanted = dict(label.split("=", 1) for label in request.query.getall("label", []))
         found = [
             job
@@ -237,8 +253,7 @@ class StandIn:
             return refused(400, "Job has ended already")
         if self.on_cancel is not None:
             self.on_cancel(job)
-        job["status"] = {"stage": "CANCELED", "message": None}
-        job["finishedAt"] = now()
+        self.finish(job, "CANCELED", None)
         return web.json_response(job)
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:

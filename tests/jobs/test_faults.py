@@ -9,12 +9,12 @@ import pytest
 
 from node.hub_job_errors import Answered, HubUnavailable, RateLimited
 from node.hub_jobs import HubJobs
-from node.job_plan import JobRequest, SwarmSecrets, SwarmSpec, plan
+from node.job_plan import JobRequest, Slot, SwarmSecrets, SwarmSpec, plan
 from node.job_swarm import JobSwarm, cancel_all
-from node.job_templates import TEMPLATES
-from node.runs import read_run_file
 from tests.jobs.conftest import Command
 from tests.jobs.standin import TOKEN, Fault, StandIn
+
+Requests = dict[Slot, JobRequest]
 
 CREATE = "POST /api/jobs/alice$"
 
@@ -25,24 +25,12 @@ def client(hub: StandIn) -> HubJobs:
 
 
 @pytest.fixture
-def swarm(run_file: Path) -> SwarmSpec:
-    templates = {kind: t.model_copy(update={"install": "none"}) for kind, t in TEMPLATES.items()}
-    return SwarmSpec(
-        namespace="alice",
-        run="sums",
-        spec_digest=read_run_file(run_file).digest,
-        run_file=run_file.read_text(),
-        templates=templates,
-    )
-
-
-@pytest.fixture
-def requests(swarm: SwarmSpec) -> dict:
+def requests(swarm: SwarmSpec) -> Requests:
     return plan(swarm, SwarmSecrets(), TOKEN, lambda _name: None)
 
 
 @pytest.fixture
-def learner(requests: dict) -> JobRequest:
+def learner(requests: Requests) -> JobRequest:
     return next(request for slot, request in requests.items() if slot.kind == "learner")
 
 
@@ -99,7 +87,9 @@ async def test_after_four_failures_in_a_row_the_hub_is_called_unavailable(
     hub: StandIn, client: HubJobs, learner: JobRequest
 ):
     hub.faults.append(Fault(CREATE, count=99, says="internal"))
-    with pytest.raises(HubUnavailable, match=r"job sums-learner-1 in alice on a10g-small: .*\(500\): internal"):
+    with pytest.raises(
+        HubUnavailable, match=r"job sums-learner-1 in alice on a10g-small: .*\(500\): internal"
+    ):
         await client.create(learner)
     assert hub.created() == 4
 
@@ -120,9 +110,7 @@ async def test_refusal_is_not_repeated(hub: StandIn, client: HubJobs, learner: J
     assert hub.created() == 1
 
 
-async def test_what_the_hub_says_is_told_without_secrets(
-    hub: StandIn, client: HubJobs, learner: JobRequest
-):
+async def test_what_the_hub_says_is_told_without_secrets(hub: StandIn, client: HubJobs, learner: JobRequest):
     quoted = f"bad request: {dict(learner.secrets)}\x1b[31m"
     hub.faults.append(Fault(CREATE, status=400, says=quoted))
     with pytest.raises(Answered) as caught:
@@ -152,9 +140,11 @@ async def test_list_that_fails_once_is_asked_for_again(hub: StandIn, client: Hub
     assert [job.slot for job in await client.jobs_of("sums")] == ["learner-1"]
 
 
-@pytest.mark.parametrize("fault", [Fault("/cancel"), Fault("/cancel", applied=True), Fault("/cancel", cut=True)])
+@pytest.mark.parametrize(
+    "fault", [Fault("/cancel"), Fault("/cancel", applied=True), Fault("/cancel", cut=True)]
+)
 async def test_cancelling_survives_a_fault(
-    hub: StandIn, client: HubJobs, requests: dict, swarm: SwarmSpec, fault: Fault
+    hub: StandIn, client: HubJobs, requests: Requests, swarm: SwarmSpec, fault: Fault
 ):
     jobs = await JobSwarm(client, swarm, requests, lambda _text: None).start()
     hub.faults.append(fault)
@@ -182,7 +172,7 @@ async def test_cancelling_that_is_refused_says_so(hub: StandIn, client: HubJobs,
 
 
 async def test_second_job_in_a_slot_that_came_late_is_cancelled(
-    hub: StandIn, client: HubJobs, requests: dict, swarm: SwarmSpec, learner: JobRequest
+    hub: StandIn, client: HubJobs, requests: Requests, swarm: SwarmSpec, learner: JobRequest
 ):
     said: list[str] = []
     first = await client.create(learner)

@@ -58,9 +58,7 @@ def test_bad_arguments_are_one_line(
         ("command = ", "learner.toml: not TOML"),
     ],
 )
-def test_faults_of_a_template_are_one_line(
-    up: Command, here: Path, hub: StandIn, template: str, says: str
-):
+def test_faults_of_a_template_are_one_line(up: Command, here: Path, hub: StandIn, template: str, says: str):
     (here / "mine").mkdir()
     (here / "mine" / "learner.toml").write_text(template)
     said = up("--templates", "mine")

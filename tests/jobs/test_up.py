@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,12 @@ from tests.jobs.standin import FLAVORS, TOKEN, StandIn
 GOLDEN = Path(__file__).parent / "golden"
 TWO_SAMPLERS = ("--learners", "1", "--samplers", "2", "--verifiers", "1")
 ALL = ["broker", "learner-1", "sampler-1", "sampler-2", "verifier-1"]
+Body = dict[str, Any]
+
 INSTALL = "/grpo/grpo_node-0.1.0-py3-none-any.whl[ws]"
 
 
-def without_what_changes(body: dict) -> dict:
+def without_what_changes(body: Body) -> Body:
     """A request with its secrets and the mark of its token struck out."""
     assert set(body["secrets"]) == {"GRPO_TOKEN", "GRPO_IDENTITY", "HF_TOKEN"}
     return body | {
@@ -148,41 +151,6 @@ def test_logs_are_those_of_the_job_that_counts(hub: StandIn, up: Command, jobs: 
     job = next(job for job in hub.jobs.values() if job["labels"]["grpo-slot"] == "learner-1")
     hub.logs[job["id"]] += ["one", "two\x1b[2J"]
     assert jobs("logs", "sums", "learner-1", "--tail", "2").out == "one\ntwo [2J\n"
-
-
-def test_keep_starts_again_what_dies_until_the_run_is_finished(
-    hub: StandIn, up: Command, jobs: Command, run_file: Path
-):
-    deaths = ["sampler-1", "learner-1"]
-
-    def next_incident(job: dict, _body: dict) -> None:
-        if len(hub.jobs) < 4:
-            return
-        if deaths:
-            hub.end(deaths.pop(), "ERROR", "preempted")
-        else:
-            hub.end("broker", "COMPLETED")
-
-    hub.on_start = next_incident
-    said = up("--keep", "--every", "0.1")
-    assert said.code == 0, said.err
-    assert hub.stages()["learner-1"] == ["ERROR", "CANCELED"]
-    assert hub.stages()["sampler-1"] == ["ERROR", "CANCELED"]
-    assert hub.stages()["broker"] == ["COMPLETED"]
-    assert hub.live() == []
-    assert "run sums is finished" in said.err
-
-
-def test_keep_gives_up_on_a_slot_that_dies_young_again_and_again(hub: StandIn, up: Command):
-    def die(job: dict, _body: dict) -> None:
-        if job["labels"]["grpo-slot"] == "sampler-1":
-            hub.end("sampler-1", "ERROR", "exit code 2")
-
-    hub.on_start = die
-    said = up("--keep", "--every", "0.1")
-    assert said.code == 2
-    assert "grpo-node jobs logs sums sampler-1" in said.line
-    assert hub.stages()["sampler-1"].count("ERROR") <= 4
 
 
 def test_a_long_name_of_a_run_fits_the_hubs_rules(hub: StandIn, jobs: Command, here: Path):
