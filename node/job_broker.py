@@ -19,7 +19,7 @@ from node.broker_config import BrokerOptions
 from node.identity_file import own_identity
 from node.nats_bus import NatsBus
 from node.recover import create_or_recover, read_spec
-from node.runs import located_store, pin_run_off_loop
+from node.runs import check_same, located_store, pin_run_off_loop
 from node.settings import Environment
 from node.stores import create_store, open_store
 from protocol.errors import BusError, OperatorError
@@ -87,14 +87,17 @@ async def serve(
 
 
 async def _pinned(spec: RunSpec, environment: Environment) -> RunSpec:
-    """As the run was pinned when it began; if it has not begun, as this machine sees model and tasks."""
+    """As the run was pinned when it began; if it has not begun, as this machine sees model and tasks.
+
+    Raises OperatorError if the run of this name in the store has other settings.
+    """
     located = spec.model_copy(update={"store": located_store(spec.store)})
     await asyncio.to_thread(create_store, located.store)
     store = open_store(located.store, environment.places.home / "cache")
     if any(path.startswith(f"{spec.name}/run-") for path in await store.list(spec.name)):
         found = await read_spec(store, spec.name)
-        if with_pins_of(located, found).digest == found.digest:
-            return found
+        check_same(with_pins_of(located, found), found.digest)
+        return found
     return await pin_run_off_loop(spec, environment.places.models, checked=True)
 
 
