@@ -73,7 +73,7 @@ async def test_run_is_served_to_the_group_and_to_outsiders_until_it_is_finished(
         assert found == same
         assert found.model.revision
         with pytest.raises(OperatorError, match="refused the login"):
-            await served.run("ws", token="guessed")
+            await served.run(token="guessed")
         await outside.put(Bucket.RUN, FINISHED_KEY, b"1")
         assert await served.work is True
         await inside.close()
