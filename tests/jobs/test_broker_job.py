@@ -111,7 +111,7 @@ async def test_other_settings_under_the_same_name_are_refused(tmp_path: Path, sp
     machine = a_machine(tmp_path / "second", models=True)
     other = Served(machine, spec.model_copy(update={"seed": 9}))
     try:
-        with pytest.raises(OperatorError, match="a run 'sums' with other settings exists; choose another name"):
+        with pytest.raises(OperatorError, match="with other settings exists; choose another"):
             async with asyncio.timeout(60):
                 await other.work
     finally:
