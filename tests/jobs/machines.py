@@ -41,7 +41,7 @@ class Machines:
         hub.on_start = self._start
         hub.on_cancel = lambda job: self._running[job["id"]].terminate()
 
-    def wait_for(self, holds: Callable[[], bool], seconds: float = 180.0) -> None:
+    def wait_for(self, holds: Callable[[], bool], seconds: float = 400.0) -> None:
         """Until it holds, looked at after each line of a log and each end of a job."""
         with self._news:
             assert self._news.wait_for(holds, seconds), self.told()
