@@ -20,6 +20,19 @@ SEED_FILE_BYTES_MAX = 4096
 log = structlog.get_logger()
 
 
+def own_identity(file: Path, node: str, seed: str | None) -> Identity:
+    """The identity of ``node``: from ``seed`` if its operator gave one, else as ``file`` keeps it.
+
+    Raises OperatorError on a seed that is none; it is not quoted.
+    """
+    if seed is None:
+        return load_or_create_identity(file, node)
+    try:
+        return Identity(node, seed.encode())
+    except OperatorError as exc:
+        raise OperatorError("GRPO_IDENTITY holds no user nkey seed; unset it, or set it to one") from exc
+
+
 def load_or_create_identity(file: Path, node: str) -> Identity:
     """The identity of ``node``, from ``file`` or newly made and kept there.
 

@@ -119,7 +119,7 @@ class Objects:
         await self.forget(info.content)
 
     async def put(self, data: bytes) -> Content:
-        """Store bytes that have no name yet. Raises MessageTooLarge, BusError; leaves nothing then if it can."""
+        """Store bytes that have no name yet. Raises MessageTooLarge, BusError, and leaves nothing then."""
         content = Content(self._ids.next().decode(), len(data), await nats_chunks.digest(data))
         await nats_chunks.write(self._link, self._chunks(content), nats_chunks.cut(self._link, data))
         return content

@@ -32,6 +32,11 @@ ENV_CA = "GRPO_CA"
 ENV_BEARER = "GRPO_BEARER"
 ENV_BEARER_FILE = "GRPO_BEARER_FILE"
 ENV_NATS_SERVER = "GRPO_NATS_SERVER"
+ENV_IDENTITY = "GRPO_IDENTITY"
+ENV_RUN_FILE = "GRPO_RUN_FILE"
+"""Text of a run file, as a broker's job gets it; its shell writes it to a file."""
+ENV_JOBS_HUB_TOKEN = "GRPO_JOBS_HF_TOKEN"
+ENV_HUB_ENDPOINT = "HF_ENDPOINT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,10 @@ class Places:
     def broker(self, name: str) -> Path:
         """State of an embedded broker."""
         return self.home / "brokers" / name
+
+    def jobs(self, namespace: str, run: str) -> Path:
+        """What this machine must remember of jobs that it launched."""
+        return self.home / "jobs" / namespace / f"{run}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +103,8 @@ class NodeSettings:
     """Modules that rewards of the run may be imported from."""
     allowed_paths: tuple[Path, ...] = ()
     """Directories that the run may name; asked of guests only."""
+    identity_seed: str | None = field(default=None, repr=False)
+    """The node's nkey seed, for a node whose disk does not outlive it; absent: kept in its home."""
 
     def __post_init__(self) -> None:
         """Raise OperatorError on settings no node could run with."""
@@ -125,6 +136,10 @@ class Environment:
     way: Way = Way()
     join: str | None = field(default=None, repr=False)
     """An invitation."""
+    identity_seed: str | None = field(default=None, repr=False)
+    jobs_hub_token: str | None = field(default=None, repr=False)
+    """What jobs show to the Hub; absent: the token that launches them."""
+    hub_endpoint: str | None = None
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
@@ -146,7 +161,15 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
             bearer_file=_path(environ, ENV_BEARER_FILE),
         ),
         join=environ.get(ENV_JOIN),
+        identity_seed=environ.get(ENV_IDENTITY),
+        jobs_hub_token=environ.get(ENV_JOBS_HUB_TOKEN),
+        hub_endpoint=environ.get(ENV_HUB_ENDPOINT),
     )
+
+
+def read_secret(name: str) -> str | None:
+    """A variable that the operator named to be handed on, and nothing else."""
+    return os.environ.get(name)
 
 
 def _path(environ: Mapping[str, str], name: str) -> Path | None:
@@ -184,8 +207,9 @@ def prepare_hub(cache: Path) -> None:
 
 
 def child_environment(additions: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a node that this process starts; it has a login of its own."""
-    ours = {name: value for name, value in os.environ.items() if name not in {ENV_CREDENTIALS, ENV_JOIN}}
+    """The environment for a node that this process starts; it has a login and a key of its own."""
+    own = {ENV_CREDENTIALS, ENV_JOIN, ENV_IDENTITY}
+    ours = {name: value for name, value in os.environ.items() if name not in own}
     return {**ours, **additions}
 
 

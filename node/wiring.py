@@ -12,9 +12,10 @@ from pathlib import Path
 
 import structlog
 
+from node.broker_wait import wait_for_port
 from node.consent import Consent
 from node.devices import choose_device, only_device
-from node.identity_file import load_or_create_identity
+from node.identity_file import own_identity
 from node.joining import node_access
 from node.models import Detokenizer, LocalModel, load_tokenizer, resolve_model, stop_token_ids
 from node.names import claim_home
@@ -65,7 +66,9 @@ async def build_node(settings: NodeSettings) -> Node:
     """
     access = await asyncio.to_thread(node_access, settings)
     home = await asyncio.to_thread(claim_home, settings)
-    identity = await asyncio.to_thread(load_or_create_identity, home / "identity.nk", home.name)
+    identity = await asyncio.to_thread(own_identity, home / "identity.nk", home.name, settings.identity_seed)
+    if settings.wait:
+        await wait_for_port(access)
     bus = await NatsBus.connect(access, settings.run, node=identity.node)
     try:
         spec = await read_spec(bus, settings)

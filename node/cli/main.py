@@ -16,6 +16,7 @@ from node.cli import (
     broker_command,
     demo_command,
     invite_command,
+    jobs_command,
     presets_command,
     recover_command,
     run_commands,
@@ -64,6 +65,7 @@ app.command("invite")(invite_command.invite)
 app.command("invitations")(invite_command.invitations)
 app.command("revoke")(invite_command.revoke)
 app.add_typer(adapters_command.app, name="adapters")
+app.add_typer(jobs_command.app, name="jobs")
 
 
 @app.callback(invoke_without_command=True)

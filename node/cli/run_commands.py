@@ -75,6 +75,7 @@ def play(
         invitation=invitation,
         allowed_rewards=allowed_rewards,
         allowed_paths=allowed_paths,
+        identity_seed=environment.identity_seed,
     )
     prepare_process(settings.threads or 1)
     from node.runtime import run_until_stopped

@@ -1,0 +1,143 @@
+"""What a broker's job does: serve the run to its network group and to outsiders, until the run is finished.
+
+Its disk ends with it. So it makes the run from the run file the first time, and brings it back from the
+store every other time, with whatever the first time pinned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import structlog
+
+from node.broker import Broker, start_broker
+from node.broker_access import BrokerAccess
+from node.broker_config import BrokerOptions
+from node.identity_file import own_identity
+from node.nats_bus import NatsBus
+from node.recover import create_or_recover, read_spec
+from node.runs import check_same, located_store, pin_run_off_loop
+from node.settings import Environment
+from node.stores import create_store, open_store
+from protocol.errors import BusError, OperatorError
+from protocol.runspec import RunSpec
+from protocol.subjects import FINISHED_KEY, Bucket
+from roles.ring import until
+
+EVERYWHERE = "0.0.0.0"  # noqa: S104 a job is reached from elsewhere or not at all
+CHECK_S = 2.0
+LINGER_S = 60.0
+"""How long peers may take to leave a finished run."""
+OPERATOR = "operator"
+
+log = structlog.get_logger("broker")
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where a job's broker listens: on all interfaces, for whoever has the token."""
+
+    port: int
+    websocket: int | None
+
+    def options(self, token: str) -> BrokerOptions:
+        """nats-server's settings. TLS is the Hub's proxy's part; inside the network group there is none."""
+        extra: dict[str, object] = {"authorization": {"token": token}}
+        if self.websocket is not None:
+            extra["websocket"] = {
+                "host": EVERYWHERE,
+                "port": self.websocket,
+                "no_tls": True,
+                "compression": True,
+            }
+        return BrokerOptions(host=EVERYWHERE, extra=extra)
+
+
+def start_open_broker(environment: Environment, listening: Listening) -> Broker:
+    """A broker that others reach. Raises OperatorError without a token: it would be open to everybody."""
+    if not environment.token:
+        raise OperatorError("GRPO_TOKEN is not set; a broker that others reach needs one")
+    place = environment.places.broker("job")
+    options = listening.options(environment.token)
+    return start_broker(place, port=listening.port, binary=environment.nats_server, options=options)
+
+
+async def serve(
+    broker: Broker, environment: Environment, spec: RunSpec, port: int, stop: asyncio.Event
+) -> bool:
+    """Bring the run up at ``broker`` and wait until it is finished; False if ``stop`` came first.
+
+    Raises OperatorError for a run file that cannot be used, or that is not the one of the run of its name.
+    """
+    identity = await asyncio.to_thread(
+        own_identity, environment.places.home / "operator.nk", OPERATOR, environment.identity_seed
+    )
+    pinned = await _pinned(spec, environment)
+    async with _bus(f"nats://127.0.0.1:{port}", environment.token, spec.name) as bus:
+        await create_or_recover(bus, pinned, identity, environment.places.home / "cache")
+        log.info("run_served", run=spec.name, spec=pinned.digest)
+        finished = await until(stop, _finished(bus, broker))
+        if finished:
+            log.info("run_is_finished", run=spec.name)
+            await until(stop, _all_gone(bus))
+    return bool(finished)
+
+
+async def _pinned(spec: RunSpec, environment: Environment) -> RunSpec:
+    """As the run was pinned when it began; if it has not begun, as this machine sees model and tasks.
+
+    Raises OperatorError if the run of this name in the store has other settings.
+    """
+    located = spec.model_copy(update={"store": located_store(spec.store)})
+    await asyncio.to_thread(create_store, located.store)
+    store = open_store(located.store, environment.places.home / "cache")
+    if any(path.startswith(f"{spec.name}/run-") for path in await store.list(spec.name)):
+        found = await read_spec(store, spec.name)
+        check_same(with_pins_of(located, found), found.digest)
+        return found
+    return await pin_run_off_loop(spec, environment.places.models, checked=True)
+
+
+def with_pins_of(spec: RunSpec, pinned: RunSpec) -> RunSpec:
+    """``spec`` with the revision and digests of ``pinned`` where it leaves them open."""
+
+    def filled(own: object, other: object, names: Sequence[str]) -> dict[str, object]:
+        return {name: getattr(own, name) or getattr(other, name) for name in names}
+
+    model = filled(spec.model, pinned.model, ("revision", "config_digest", "tokenizer_digest"))
+    return spec.model_copy(
+        update={
+            "model": spec.model.model_copy(update=model),
+            "tasks": spec.tasks.model_copy(update=filled(spec.tasks, pinned.tasks, ("digest",))),
+        }
+    )
+
+
+async def _finished(bus: NatsBus, broker: Broker) -> bool:
+    while broker.alive:
+        try:
+            if await bus.get(Bucket.RUN, FINISHED_KEY) is not None:
+                return True
+        except BusError as exc:
+            log.warning("broker_does_not_answer", error=str(exc) or type(exc).__name__)
+        await asyncio.sleep(CHECK_S)
+    raise OperatorError(f"nats-server ended by itself; its log lies in {broker.state_dir}")
+
+
+async def _all_gone(bus: NatsBus) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while await bus.list(Bucket.NODE, "node"):  # noqa: ASYNC110 presence expires without telling
+                await asyncio.sleep(CHECK_S)
+
+
+@asynccontextmanager
+async def _bus(url: str, token: str | None, run: str) -> AsyncIterator[NatsBus]:
+    bus = await NatsBus.connect(BrokerAccess(url, token=token), run, node=OPERATOR)
+    try:
+        yield bus
+    finally:
+        await bus.close()
