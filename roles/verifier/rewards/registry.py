@@ -2,28 +2,78 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from protocol.errors import OperatorError
 from protocol.runspec import RewardSpec
 from roles.verifier.rewards.exact import ExactReward
-from roles.verifier.rewards.reward import Reward
+from roles.verifier.rewards.reward import GroupReward, Reward
 
-INLINE = frozenset({"exact"})
-"""Rewards that cannot hang and run in the node; all others run in killable workers."""
+KINDS = (
+    "exact, math, code, reasoning-gym:<dataset>, verifiers:<environment>, and module:function for your own"
+)
 
 
-def open_reward(spec: RewardSpec) -> Reward:
+class Place(StrEnum):
+    """Where a reward runs, by what it may meet."""
+
+    INLINE = "inline"
+    """In the node: it cannot hang."""
+    LOCKED = "locked"
+    """In a confined worker that starts nothing: its libraries may trip over a completion."""
+    LAUNCHER = "launcher"
+    """In a worker without network or files, which starts a confined process for each completion."""
+    OPEN = "open"
+    """In a worker with the operator's own rights: code that the operator chose."""
+
+    @property
+    def confined(self) -> bool:
+        """Whether its processes leave network and files behind."""
+        return self in {Place.LOCKED, Place.LAUNCHER}
+
+
+_PLACES = {
+    "exact": Place.INLINE,
+    "math": Place.LOCKED,
+    "code": Place.LAUNCHER,
+    "reasoning-gym": Place.LOCKED,
+}
+"""By what stands before the colon; everything else is OPEN."""
+
+
+def place_of(name: str) -> Place:
+    """Where the reward of this name runs."""
+    return _PLACES.get(name.partition(":")[0], Place.OPEN)
+
+
+def single_use(name: str) -> bool:
+    """Whether a worker scores one completion and is replaced: what it evaluated could have changed it."""
+    return name.startswith("reasoning-gym:")
+
+
+def open_reward(spec: RewardSpec, *, isolated: bool = False) -> Reward | GroupReward:
     """Make the reward; raises OperatorError when there is none of that name or it cannot be imported.
 
-    Heavy imports happen here: call it in a worker for everything that is not ``INLINE``.
+    Heavy imports happen here: call it in a worker's template for everything that is not ``INLINE``.
+    ``isolated`` tells that this process has left network and files behind.
     """
+    kind, _, name = spec.name.partition(":")
     if spec.name == "exact":
         return ExactReward()
     if spec.name == "math":
         from roles.verifier.rewards.math import MathReward
 
         return MathReward()
-    if ":" in spec.name:
-        from roles.verifier.rewards.user_function import UserFunction
+    if spec.name == "code":
+        from roles.verifier.rewards.code import CodeReward
 
-        return UserFunction(spec.name)
-    raise OperatorError(f"reward {spec.name!r}: there are exact, math, and module:function for your own")
+        return CodeReward(spec, isolated=isolated)
+    if kind == "reasoning-gym" and name:
+        from roles.verifier.rewards.reasoning_gym import ReasoningGymReward
+
+        return ReasoningGymReward(name)
+    if ":" in spec.name:
+        from roles.verifier.rewards.user_function import opened
+
+        return opened(spec.name)
+    raise OperatorError(f"reward {spec.name!r}: there are {KINDS}")

@@ -8,14 +8,16 @@ from protocol.errors import OperatorError
 from protocol.reasons import Unscorable
 from protocol.runspec import RewardSpec
 from roles.verifier.rewards.registry import open_reward
-from roles.verifier.rewards.reward import Item, Score
+from roles.verifier.rewards.reward import Item, Reward, Score
 from roles.verifier.rewards.scorer import Scored, weighed
 
 FUNCTIONS = "tests.roles.verifier.rewards.reward_functions"
 
 
 async def score(name: str, text: str, answer: str | None, **metadata: object) -> Score:
-    return await open_reward(RewardSpec(name=name)).score(Item(text, answer, metadata=metadata))
+    reward = open_reward(RewardSpec(name=name))
+    assert isinstance(reward, Reward)
+    return await reward.score(Item(text, answer, metadata=metadata))
 
 
 @pytest.mark.parametrize(
