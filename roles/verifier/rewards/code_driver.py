@@ -7,6 +7,10 @@ have changed what equality means, and no expected value ever comes here.
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # importing it takes a millisecond, and this starts for every program
+    import typing
+
 
 def main() -> None:  # noqa: C901 one function: its locals are out of the program's plain sight
     """Run the job and leave."""
@@ -25,7 +29,7 @@ def main() -> None:  # noqa: C901 one function: its locals are out of the progra
     def tell(**finding: object) -> None:
         write(findings, mark + b" " + dumps(finding).encode() + b"\n")
 
-    def plain(value):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 Any takes a millisecond
+    def told(value: typing.Any) -> object:
         kind = type(value)
         if value is None or kind in (bool, int, float, str):
             return value
@@ -34,9 +38,9 @@ def main() -> None:  # noqa: C901 one function: its locals are out of the progra
         if kind is bytes:
             return {"bytes": value.hex()}
         if kind in (list, tuple, set, frozenset):
-            return {kind.__name__: [plain(one) for one in value]}
+            return {kind.__name__: list(map(told, value))}
         if kind is dict:
-            return {"dict": [[plain(key), plain(one)] for key, one in value.items()]}
+            return {"dict": [list(map(told, pair)) for pair in value.items()]}
         raise TypeError(f"a {kind.__name__} is no plain value")
 
     space = {"__name__": "__main__" if job["program"] else "solution"}
@@ -50,7 +54,7 @@ def main() -> None:  # noqa: C901 one function: its locals are out of the progra
         tell(raised=f"{type(exc).__name__}: {exc}"[:200])
     for call in job["calls"] if ended else ():
         try:
-            tell(value=plain(evaluate(build(call, "test", "eval"), space)))
+            tell(value=told(evaluate(build(call, "test", "eval"), space)))
         except BaseException as exc:  # noqa: BLE001 it is anybody's code
             tell(raised=f"{type(exc).__name__}: {exc}"[:200])
     try:

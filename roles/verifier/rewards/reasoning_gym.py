@@ -10,25 +10,24 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from protocol.errors import OperatorError
 from protocol.reasons import Unscorable
+from roles.tasks.reasoning_gym import ANY_ANSWER, INSTALL
 from roles.verifier.rewards.reward import Item, Score
 
-INSTALL = "pip install 'grpo-node[reasoning-gym]'"
 ANSWER_CHARS_MAX = 20_000
 
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _EVALUATES = re.compile(r"\b(?:eval|exec|parse_expr|sympify)\(")
 _CALL = re.compile(r"([A-Za-z_]\w*)\s*\(")
 _ATTRIBUTE = re.compile(r"(?:[A-Za-z_)\]}'\"]|\b\d+\s)\s*\.\s*[A-Za-z_]|\d\.\s*[A-Za-z_]{2,}")
-_KEYWORD = re.compile(r"\b(?:lambda|import|for|while|yield|await|async|global|with|if|else)\b|:=|__|\\|#|@")
+_KEYWORD = re.compile(r"\b(?:lambda|import|for|while|yield|await|async|global|with|if|else)\b|:=|__|#|@")
 _FUNCTIONS = frozenset({
     "sqrt", "exp", "log", "ln", "sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh",
-    "cosh", "tanh", "abs", "Abs", "Rational", "Integer",
+    "cosh", "tanh", "abs", "Abs", "Rational", "Integer", "Integral",
 })  # fmt: skip
 
 
@@ -49,7 +48,7 @@ class ReasoningGymReward:
                 raise OperatorError(f"reward reasoning-gym:{names}: there is no dataset {name!r}")
             dataset = reasoning_gym.create_dataset(name, size=1, seed=0)
             self._scorers[name] = dataset.score_answer
-            if _EVALUATES.search(inspect.getsource(sys.modules[type(dataset).__module__])):
+            if _EVALUATES.search(inspect.getsource(type(dataset).score_answer)):
                 self._evaluating.add(name)
 
     async def score(self, item: Item) -> Score:
@@ -68,7 +67,7 @@ class ReasoningGymReward:
             return Score(0.0, note="the answer is code, and the scorer would run it")
         entry: dict[str, Any] = {
             "question": item.prompt,
-            "answer": item.answer,
+            "answer": None if item.answer == ANY_ANSWER else item.answer,
             "metadata": dict(item.metadata),
         }
         return Score(float(self._scorers[name](answer, entry)))

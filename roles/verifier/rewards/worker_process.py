@@ -95,6 +95,8 @@ class WorkerProcess:
         """Let everybody else's work come first; this worker is spent afterwards."""
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PGRP, self.pid, SLOW_NICENESS)
+            if sys.platform == "linux":
+                os.sched_setscheduler(self.pid, os.SCHED_IDLE, os.sched_param(0))
 
     async def kill(self) -> None:
         """End it and everything that it started, and wait until it is gone."""
