@@ -1,7 +1,7 @@
 """How often is a verdict on mathematics right, by math-verify alone and with our guards around it?
 
-Over ``tests/roles/verifier/rewards/math_verdicts.tsv``: golds, answers and right verdicts of our own, each kind
-both ways. Alone, the library reads gold and completion with its defaults.
+Over ``tests/roles/verifier/rewards/math_verdicts.tsv``: golds, answers and right verdicts of our own, each
+kind both ways. Alone, the library reads gold and completion with its defaults.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.harness import Goal, report, say
+from bench.harness import Figure, Goal, report, say
 from roles.verifier.rewards.math import MathReward
 from roles.verifier.rewards.reward import Item
 
@@ -66,7 +66,7 @@ def measure() -> None:
         say(f"wrong with guards: {row.kind}: gold {row.gold!r}, answer {row.answer!r}")
     kinds = Counter(row.kind for row in rows)
     wrong = Counter(row.kind for row in alone)
-    figures = {
+    figures: dict[str, Figure] = {
         "rows": len(rows),
         "agreement_before_guards": 1 - len(alone) / len(rows),
         "agreement_after_guards": 1 - len(guarded) / len(rows),

@@ -36,6 +36,7 @@ def play(
     rows: int,
     grace_s: float,
     log_level: str,
+    allow_modules: tuple[str, ...],
     wait: bool,
 ) -> None:
     """Be a node of a run until it ends or somebody stops it."""
@@ -52,6 +53,7 @@ def play(
         rows_max=rows,
         grace_s=grace_s,
         places=environment.places,
+        allow_modules=allow_modules,
         wait=wait,
     )
     prepare_process(settings.threads or 1)

@@ -1,4 +1,4 @@
-"""A generated task set of reasoning-gym (Stojanovski et al. 2025, arXiv 2505.24760), one or several of its datasets."""
+"""Generated task sets of reasoning-gym (Stojanovski et al. 2025, arXiv 2505.24760)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ANY_ANSWER = "(whatever its scorer accepts)"
 def read(names: str, spec: TasksSpec, seed: int) -> Iterator[Row | Skipped]:
     """``rows_max`` problems (2000 when it is not set) that depend on names and seed alone.
 
-    ``names`` are datasets, separated by commas; each gives its even share. Raises OperatorError if the library
-    is missing or has no dataset of that name.
+    ``names`` are datasets, separated by commas; each gives its even share. Raises OperatorError if the
+    library is missing or has no dataset of that name.
     """
     try:
         import reasoning_gym

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from protocol.errors import OperatorError
@@ -9,9 +10,7 @@ from protocol.runspec import RewardSpec
 from roles.verifier.rewards.exact import ExactReward
 from roles.verifier.rewards.reward import GroupReward, Reward
 
-KINDS = (
-    "exact, math, code, reasoning-gym:<dataset>, verifiers:<environment>, and module:function for your own"
-)
+KINDS = "exact, math, code, reasoning-gym:<dataset>, and module:function for your own"
 
 
 class Place(StrEnum):
@@ -41,9 +40,33 @@ _PLACES = {
 """By what stands before the colon; everything else is OPEN."""
 
 
+_PREFIXES = frozenset({"reasoning-gym"})
+"""What stands before a colon and is no module of a person's own."""
+
+
 def place_of(name: str) -> Place:
     """Where the reward of this name runs."""
     return _PLACES.get(name.partition(":")[0], Place.OPEN)
+
+
+def user_modules(specs: Sequence[RewardSpec]) -> list[str]:
+    """Modules of a person's own that these rewards import."""
+    named = (spec.name.partition(":") for spec in specs)
+    return sorted({module for module, colon, _ in named if colon and module not in _PREFIXES})
+
+
+def refuse_foreign(specs: Sequence[RewardSpec], allowed: Sequence[str]) -> None:
+    """Raises OperatorError if a reward would import a module that the node's operator has not allowed.
+
+    Whoever writes a run file must not decide what code runs on other people's machines. A package allows the
+    modules in it.
+    """
+    for module in user_modules(specs):
+        if not any(module == one or module.startswith(f"{one}.") for one in allowed):
+            raise OperatorError(
+                f"a reward of this run is code of module {module!r}; if you trust it, start the verifier "
+                f"with --allow-module {module}"
+            )
 
 
 def single_use(name: str) -> bool:

@@ -22,6 +22,7 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +62,14 @@ def main() -> None:
     for reward in rewards:
         if isinstance(reward, Preparing):
             reward.prepare()
-    lock = Lock(readable, Limits(), isolated=bool(protections), scratch="/")
-    if place.confined:
-        protections |= lock.protections
-    gc.freeze()  # what is imported is never collected, so its pages stay shared
-    for_groups = [
-        spec.name for spec, reward in zip(specs, rewards, strict=True) if isinstance(reward, GroupReward)
-    ]
-    _reply(control, json.dumps({"protections": sorted(protections), "for_groups": for_groups}))
-    _serve(control, specs, rewards, lock if place is Place.LOCKED else None, statm)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        lock = Lock(readable, Limits(), isolated=bool(protections), scratch=scratch)
+        if place.confined:
+            protections |= lock.protections
+        groups = [s.name for s, reward in zip(specs, rewards, strict=True) if isinstance(reward, GroupReward)]
+        gc.freeze()  # what is imported is never collected, so its pages stay shared
+        _reply(control, json.dumps({"protections": sorted(protections), "for_groups": groups}))
+        _serve(control, specs, rewards, lock if place is Place.LOCKED else None, statm)
 
 
 def _serve(

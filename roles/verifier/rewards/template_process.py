@@ -24,6 +24,8 @@ from roles.verifier.rewards.worker_process import REPLY_BYTES_MAX, WorkerDied, W
 START_TIMEOUT_S = 120.0
 """Imports of a user's reward may be slow; after this long the template counts as broken."""
 
+ENDS_S = 2.0
+
 MODULE = "roles.verifier.rewards.template"
 
 
@@ -108,9 +110,15 @@ class TemplateProcess:
 
     async def close(self) -> None:
         """End the template; kill its workers before."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        try:
+            async with asyncio.timeout(ENDS_S):
+                await self._process.wait()
+        except TimeoutError:  # it still imports
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
         async with self._in_turn:  # whoever still waited for an answer has seen the end
             self._control.close()
 

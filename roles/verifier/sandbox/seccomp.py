@@ -33,8 +33,8 @@ _ON_X86_64 = {
     "socket": 41, "kill": 62, "ptrace": 101, "setpgid": 109, "setsid": 112, "rt_sigqueueinfo": 129,
     "pivot_root": 155, "chroot": 161, "mount": 165, "umount2": 166, "init_module": 175, "tkill": 200,
     "tgkill": 234, "kexec_load": 246, "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272,
-    "rt_tgsigqueueinfo": 297, "perf_event_open": 298, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311,
-    "finit_module": 313, "bpf": 321, "userfaultfd": 323,
+    "rt_tgsigqueueinfo": 297, "perf_event_open": 298, "setns": 308, "process_vm_readv": 310,
+    "process_vm_writev": 311, "finit_module": 313, "bpf": 321, "userfaultfd": 323,
 }  # fmt: skip
 _ON_AARCH64 = {
     "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "unshare": 97, "kexec_load": 104,

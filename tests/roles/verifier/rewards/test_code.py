@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from protocol.reasons import Unscorable
 from protocol.runspec import RewardSpec
+from roles.verifier.rewards.code import CodeReward
 from roles.verifier.rewards.pool import WorkerPool
 from roles.verifier.rewards.registry import Place
 from roles.verifier.rewards.reward import Item, Score
@@ -145,27 +146,35 @@ def trying(statement: str) -> str:
     )
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "import socket\nsocket.create_connection(('127.0.0.1', 4222), 1)",
-        "import os\nos.fork()",
-        "import subprocess\nsubprocess.run(['/bin/true'])",
-        "import os\nos.kill(-1, 9)",
-        "import os\nos.kill(os.getppid(), 9)",
-        "import os\nos.setsid()",
-        "open('/usr/lib/x', 'w')",
-        "open('/etc/passwd').read()",
-        "import os\nos.listdir('/home')",
-        "import os\nos.listdir('/proc')",
-        "open('/tmp/x', 'wb').write(bytes(100 << 20))",
-        "bytearray(1 << 30)",
-    ],
+ESCAPES = (
+    "import socket\nsocket.create_connection(('127.0.0.1', 4222), 1)",
+    "import os\nos.fork()",
+    "import subprocess\nsubprocess.run(['/bin/true'])",
+    "import os\nos.kill(-1, 9)",
+    "import os\nos.kill(os.getppid(), 9)",
+    "import os\nos.setsid()",
+    "open('/usr/lib/x', 'w')",
+    "open('/etc/passwd').read()",
+    "import os\nos.listdir('/home')",
+    "import os\nos.listdir('/proc')",
+    "open('/tmp/x', 'wb').write(bytes(100 << 20))",
+    "bytearray(1 << 30)",
 )
+
+
+@pytest.mark.parametrize("statement", ESCAPES)
 async def test_a_program_cannot(pool: WorkerPool, statement: str):
     confined(pool)
     found = await score(pool, trying(statement), "assert f(1) != 'done'")
     assert found == Score(1.0)
+
+
+@pytest.mark.parametrize("statement", ESCAPES)
+async def test_a_program_cannot_either_where_there_are_no_namespaces(pool: WorkerPool, statement: str):
+    confined(pool)
+    reward = CodeReward(CODE, isolated=False)
+    completion = f"```python\n{trying(statement)}\n```"
+    assert await reward.score(Item(completion, "assert f(1) != 'done'")) == Score(1.0)
 
 
 async def test_a_program_has_an_empty_directory_of_its_own(pool: WorkerPool):

@@ -11,8 +11,8 @@ from roles.verifier.rewards.math_text import last_boxed
 from roles.verifier.rewards.reward import Item, Score
 
 VERDICTS = read_table()
-"""What is right is our decision (docs/rewards.md); ``python -m bench.math_verdicts`` tells how far the library
-alone agrees."""
+"""What is right is our decision (docs/rewards.md); ``python -m bench.math_verdicts`` tells how far the
+library alone agrees."""
 
 
 async def score(gold: str | None, completion: str) -> Score:
