@@ -94,6 +94,8 @@ class NodeSettings:
     grace_s: float = 30.0
     """How long a stopping node finishes what it has in hand."""
     places: Places = Places(Path())
+    allow_modules: tuple[str, ...] = ()
+    """Python modules (or packages of them) whose functions a run may name as rewards on this node."""
     wait: bool = False
     """Wait for a run that the broker does not have, instead of telling the operator."""
     way: Way = Way()

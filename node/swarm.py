@@ -25,6 +25,7 @@ from protocol.errors import DecodeError, OperatorError
 from protocol.messages import Event, Head
 from protocol.runspec import RunSpec
 from protocol.subjects import Bucket
+from roles.verifier.rewards.registry import user_modules
 
 RESTARTS_MAX = 5
 """Restarts of one peer that keeps dying before the swarm gives up."""
@@ -83,6 +84,9 @@ class Swarm:
             command += ["--allow-reward", module] if colon else []
         for role in peer.roles:
             command += ["--role", role]
+        if "verifier" in peer.roles:  # whoever starts a run here chose its rewards
+            for module in user_modules(self.spec.rewards):
+                command += ["--allow-module", module]
         environ = child_environment({ENV_TOKEN: self.broker.token, ENV_HOME: str(self._home)})
         log = self._directory / "logs" / f"{peer.name}.log"
         self._children[peer.name] = await start_child(peer.name, command, environ, log)

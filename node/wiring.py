@@ -38,6 +38,7 @@ from roles.tasks.open import describe_skipped, open_tasks
 from roles.tasks.prompts import Prompt, PromptBuilder
 from roles.tasks.taskset import Split, TaskSet
 from roles.verifier.checks import Rules
+from roles.verifier.rewards.registry import refuse_foreign
 from roles.verifier.rewards.scorer import Scorer
 from roles.verifier.verifier import Verifier
 
@@ -166,6 +167,7 @@ async def build_sampler(ground: Ground) -> Part:
 async def build_verifier(ground: Ground) -> Part:
     """The verifier: scores on this node's cores; the only role that opens the answers."""
     spec, settings = ground.spec, ground.settings
+    refuse_foreign(spec.rewards, settings.allow_modules)
     tasks, prompts = await asyncio.to_thread(_open_prompts, ground)
     tokenizer = await asyncio.to_thread(load_tokenizer, ground.model.directory)
     rules = Rules(

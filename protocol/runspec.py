@@ -77,7 +77,7 @@ class TasksSpec(Spec):
 
     source: str
     """``builtin:sort-digits``, a ``.jsonl`` file, ``hf:<dataset>[/<config>][@<revision>]`` (or ``hf:`` and a
-    local path) or ``reasoning-gym:<dataset>``."""
+    local path) or ``reasoning-gym:<dataset>[,…]``."""
     split: str = "train"
     prompt_column: str = "prompt"
     answer_column: str = "answer"
@@ -100,7 +100,8 @@ class RewardSpec(Spec):
     """One reward function and its weight."""
 
     name: Annotated[str, Field(min_length=1)]
-    """``exact``, ``math``, or ``module:function`` for the user's own."""
+    """``exact``, ``math``, ``code``, ``reasoning-gym:<dataset>[,…]``, or ``module:function`` for one's
+    own (docs/rewards.md)."""
     weight: float = 1.0
     timeout_s: Positive = 5.0
     memory_bytes_max: Count = 2 << 30

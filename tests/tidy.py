@@ -21,6 +21,7 @@ OURS = ("protocol", "roles", "node")
 """The packages that are shipped; some rules hold for these only."""
 
 MAY_CATCH_ALL = {
+    "roles/verifier/rewards/code_driver.py": "runs the program under test, which may raise anything",
     "roles/verifier/rewards/latex.py": "the parser raises bare Exception on text that it cannot read",
     "node/runtime.py": "turns the crash of a role into a log line and an exit status",
     "node/cli/main.py": "hands whatever ended the process to node/runtime.py:explain",
@@ -73,7 +74,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "peft": _TORCH,
     "pydantic": ("*",),
     "pydantic_core": ("protocol/*.py",),
-    "reasoning_gym": ("roles/tasks/*.py",),
+    "reasoning_gym": ("roles/tasks/*.py", "roles/verifier/rewards/*.py"),
     "rich": ("node/cli/*.py", "node/watch*.py"),
     "safetensors": ("roles/policy/*.py", "roles/learner/*.py", "node/*.py"),
     "structlog": ("roles/*", "node/*"),

@@ -93,6 +93,12 @@ def node(
     ] = None,
     rows: Annotated[int, typer.Option(help="Sequences that a sampler decodes at once.")] = 128,
     grace: Annotated[float, typer.Option(help="Seconds to finish work in hand when stopped.")] = 30.0,
+    allow_module: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A verifier may import this Python module for a run's own reward. May be repeated."
+        ),
+    ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for a run that the broker does not have (yet).")
     ] = False,
@@ -123,6 +129,7 @@ def node(
         rows=rows,
         grace_s=grace,
         log_level=log,
+        allow_modules=tuple(allow_module or ()),
         wait=wait,
         join=join,
         allowed_rewards=tuple(allow_reward or ()),

@@ -30,8 +30,9 @@ from roles.verifier.rewards.scorer import Scored
 QUEUES: Mapping[Queue, Queue] = {Queue.ROLLOUT: Queue.VERIFIED, Queue.EVAL_ROLLOUT: Queue.EVAL_VERIFIED}
 """Which queue a group comes from, and where it goes on."""
 
-CREDIT = 16
-"""Groups of one queue in hand at once: enough to keep a worker pool busy, few enough to lose little."""
+CREDIT = 64
+"""Groups of one queue in hand at once: a worker pool stays busy while dozens of them wait for a hanging
+answer's time limit. Bounds the verifier's memory, and what is delivered again when it dies."""
 
 
 class TextDecoder(Protocol):

@@ -35,6 +35,7 @@ from protocol.reasons import Unscorable
 from roles.verifier.rewards.math_compare import readable, same
 from roles.verifier.rewards.math_structure import Node, read
 from roles.verifier.rewards.math_text import last_boxed, tidied
+from roles.verifier.rewards.math_warm_up import warm_up
 from roles.verifier.rewards.reward import Item, Score
 
 ANSWER_CHARS_MAX = 2000
@@ -43,6 +44,10 @@ ANSWER_CHARS_MAX = 2000
 
 class MathReward:
     """Compares the last boxed answer with the gold; a group's gold is parsed once."""
+
+    def prepare(self) -> None:
+        """Let the parser see what it will meet; seconds, once for all workers."""
+        warm_up()
 
     async def score(self, item: Item) -> Score:
         """1.0 or 0.0; NO_ANSWER without a gold, GOLD_UNPARSEABLE when it is not mathematics."""

@@ -56,7 +56,7 @@ def same(gold: Node, answer: Node) -> bool:
         return gold.word == answer.word or (
             gold.kind == answer.kind == "scalar" and _same_scalar(gold, answer)
         )
-    if "scalar" in {gold.kind, answer.kind} and _UNORDERED & {gold.kind, answer.kind}:
+    if len(_UNORDERED & {gold.kind}) != len(_UNORDERED & {answer.kind}):
         gold, answer = _single(gold), _single(answer)
     if gold.kind == answer.kind == "scalar":
         return _same_scalar(gold, answer)

@@ -1,30 +1,38 @@
 """A pool of killable reward workers: one hanging sample costs its own time limit and nothing else.
 
-    score() ─▶ turn (as many as workers) ─▶ a warm worker ─▶ Score
-                 └── after PATIENCE_S the turn passes on: whoever hangs keeps its process, not its place
+    score(group) ─▶ turn (as many as workers) ─▶ a warm worker ─▶ one reply an item
+                     └── after PATIENCE_S the turn and the rest of the group pass on to another worker: who
+                         hangs keeps its process, on what the others leave of the cores, not its place
 
-Killed workers are replaced in the background, and one more than needed is kept warm, because importing
-math-verify takes a second.
+A group goes to one worker, so that its answer is parsed once. Killed and spent workers are replaced by forks
+of a template that has imported everything (``template.py``), and one more than needed is kept warm.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
 
 from protocol.errors import OperatorError
 from protocol.reasons import Unscorable
 from protocol.runspec import RewardSpec
+from roles.verifier.rewards.batch import Batch
+from roles.verifier.rewards.registry import Place, single_use
 from roles.verifier.rewards.reward import Item, Score
+from roles.verifier.rewards.template_process import TemplateProcess
 from roles.verifier.rewards.worker_process import WorkerDied, WorkerProcess
 
-PATIENCE_S = 0.5
-"""Honest scoring takes milliseconds; what takes longer than this counts as slow and gives up its turn."""
+PATIENCE_S = 0.05
+"""Honest scoring takes milliseconds; what takes more processor time than this counts as slow and gives up its
+turn. It is also what a hanging answer takes away from the others, and bounds what one in a hundred costs."""
 
-SLOW_PER_WORKER = 4
+PATIENCE_WALL_S = 0.5
+"""The same for what sleeps, and for the time a worker waits for its turn on a busy machine."""
+
+SLOW_PER_WORKER = 16
 """Slow items that may run beside each worker; beyond that the others wait. Bounds memory."""
 
 WARM_SPARES = 1
@@ -36,10 +44,14 @@ ATTEMPTS = 2
 class WorkerPool:
     """Scores items in worker processes. Open it, or use it as an async context manager."""
 
-    def __init__(self, specs: Sequence[RewardSpec], workers: int) -> None:
+    def __init__(self, specs: Sequence[RewardSpec], workers: int, place: Place = Place.OPEN) -> None:
         """``specs`` are all rewards that its workers must know; nothing starts yet."""
         self._specs = list(specs)
         self._workers = workers
+        self._place = place
+        self._template: TemplateProcess | None = None
+        self._for_groups: frozenset[str] = frozenset()
+        self._opening = asyncio.Lock()
         self._turns = asyncio.Semaphore(workers)
         self._idle: list[WorkerProcess] = []
         self._busy: set[WorkerProcess] = set()
@@ -52,9 +64,14 @@ class WorkerPool:
         """Process ids of all workers that are ready."""
         return {worker.pid for worker in (*self._idle, *self._busy)}
 
+    @property
+    def protections(self) -> tuple[str, ...]:
+        """What confines the workers besides being killed."""
+        return self._template.protections if self._template else ()
+
     async def open(self) -> None:
-        """Start one worker and return when it is ready; the others follow. Raises OperatorError."""
-        self._idle.append(await WorkerProcess.start(self._specs))
+        """Start the template and one worker; the others follow. Raises OperatorError."""
+        self._idle.append(await self._new())
         self._refill()
 
     async def warm(self) -> None:
@@ -62,15 +79,20 @@ class WorkerPool:
         while self._starting:
             await asyncio.wait(self._starting)
 
-    async def score(self, spec: RewardSpec, item: Item) -> Score:
-        """Score one item; a limit that is hit gives 0.0 with the note ``timeout`` or ``memory``."""
-        for _ in range(ATTEMPTS):
-            try:
-                return await self._scored(spec, item)
-            except WorkerDied:
-                if self._closed:
-                    break
-        return Score.none(Unscorable.REWARD_FAILED, "the reward's process died")
+    async def score(self, spec: RewardSpec, items: Sequence[Item]) -> list[Score]:
+        """Score the items of a group, in order.
+
+        A limit that an item hits gives it 0.0 with the note ``timeout`` or ``memory``; the others get theirs.
+        """
+        batch = Batch(spec, items)
+        if spec.name in self._for_groups:
+            batch.begin(self._serve_group(batch))
+        elif single_use(spec.name):
+            for index in range(len(items)):
+                batch.begin(self._serve(batch, [index]))
+        else:
+            batch.begin(self._serve(batch, list(range(len(items)))))
+        return await batch.scores()
 
     async def close(self) -> None:
         """Kill all workers; scores that somebody still awaits become unscorable."""
@@ -80,6 +102,8 @@ class WorkerPool:
         await asyncio.gather(*self._starting, return_exceptions=True)
         await asyncio.gather(*(worker.kill() for worker in (*self._idle, *self._busy)))
         self._idle.clear()
+        if self._template is not None:
+            await self._template.close()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -90,46 +114,104 @@ class WorkerPool:
     ) -> None:
         await self.close()
 
-    async def _scored(self, spec: RewardSpec, item: Item) -> Score:
-        await self._turns.acquire()
-        turn = _Turn(self._pass_on)
-        try:
-            worker = await self._take()
-            self._busy.add(worker)
-            turn.begin()
+    async def _serve(self, batch: Batch, waiting: list[int]) -> None:
+        """Score these items, one after the other, with as many workers as die on the way."""
+        while waiting:
             try:
-                return await worker.ask(spec, item)
+                await self._serve_until_lost(batch, waiting)
+            except WorkerDied:
+                batch.mark_death(waiting[0])
+                if self._closed or batch.deaths_of(waiting[0]) >= ATTEMPTS:
+                    batch.settle(waiting.pop(0), _died())
+
+    async def _serve_until_lost(self, batch: Batch, waiting: list[int]) -> None:
+        """Score until the list is empty, or the worker is lost or passes the rest on."""
+
+        def pass_the_rest_on() -> None:
+            if rest := waiting[1:]:
+                del waiting[1:]
+                batch.begin(self._serve(batch, rest))
+
+        async with self._lease(pass_the_rest_on) as lease:
+            lease.worker.give(batch.spec, [batch.items[index] for index in waiting])
+            while waiting and lease.worker.usable and not lease.slow:
+                lease.be_patient()
+                batch.settle(waiting[0], await lease.worker.reply(batch.spec.timeout_s))
+                waiting.pop(0)
+            lease.reusable = not waiting and not single_use(batch.spec.name)
+
+    async def _serve_group(self, batch: Batch) -> None:
+        """Score a group as one: a limit that it hits leaves all of it without a score."""
+        scores, whole = [_died()], False
+        for _ in range(1 if self._closed else ATTEMPTS):
+            with suppress(WorkerDied):
+                async with self._lease(lambda: None) as lease:
+                    lease.worker.give(batch.spec, batch.items)
+                    lease.be_patient()
+                    scores = [await lease.worker.reply(batch.spec.timeout_s)]
+                    if lease.worker.usable:
+                        scores += [await lease.worker.reply(batch.spec.timeout_s) for _ in batch.items[1:]]
+                        whole = lease.reusable = True
+                break
+        if not whole:
+            scores = [Score.none(Unscorable.REWARD_FAILED, scores[0].note)] * len(batch.items)
+        for index, score in enumerate(scores):
+            batch.settle(index, score)
+
+    @asynccontextmanager
+    async def _lease(self, when_slow: Callable[[], None]) -> AsyncIterator[_Lease]:
+        """A worker and a turn. A worker comes back into the pool only if its lease says so."""
+        await self._turns.acquire()
+        lease = _Lease()
+        try:
+            lease.worker = await self._take()
+            lease.pass_on = lambda: self._pass_on(lease.worker, when_slow)
+            self._busy.add(lease.worker)
+            try:
+                yield lease
             finally:
-                self._busy.discard(worker)
-                self._put_back(worker)
+                lease.end()
+                self._busy.discard(lease.worker)
+                await self._put_back(lease.worker, reusable=lease.reusable and not lease.slow)
         finally:
-            if turn.end():
+            if lease.slow:
                 self._slow -= 1
             else:
                 self._turns.release()
 
     async def _take(self) -> WorkerProcess:
-        """A warm worker, or the next that becomes one. Raises OperatorError if none can be started."""
-        while not self._idle and self._starting:
-            await asyncio.wait(self._starting, return_when=asyncio.FIRST_COMPLETED)
-        return self._idle.pop() if self._idle else await WorkerProcess.start(self._specs)
+        """A warm worker, or a new one."""
+        return self._idle.pop() if self._idle else await self._new()
 
-    def _pass_on(self) -> bool:
+    async def _new(self) -> WorkerProcess:
+        """Fork a worker; a template that died is replaced first. Raises OperatorError if that fails."""
+        async with self._opening:
+            if self._template is not None and not self._template.alive:
+                await self._template.close()
+                self._template = None
+            if self._template is None:
+                self._template = await TemplateProcess.start(self._specs, self._place)
+                self._for_groups = self._template.for_groups
+        return await self._template.fork()
+
+    def _pass_on(self, worker: WorkerProcess, when_slow: Callable[[], None]) -> bool:
         """Let the next item begin beside one that takes long; False if too many do."""
         if self._slow >= self._workers * SLOW_PER_WORKER:
             return False
         self._slow += 1
         self._turns.release()
         self._refill()
+        worker.yield_to_others()
+        when_slow()
         return True
 
-    def _put_back(self, worker: WorkerProcess) -> None:
-        if not worker.usable:
-            self._refill()
-        elif self._closed or len(self._idle) >= self._workers + WARM_SPARES:
-            self._in_background(worker.kill())
-        else:
+    async def _put_back(self, worker: WorkerProcess, *, reusable: bool) -> None:
+        wanted = reusable and worker.usable and not self._closed
+        if wanted and len(self._idle) < self._workers + WARM_SPARES:
             self._idle.append(worker)
+            return
+        await worker.kill()
+        self._refill()
 
     def _refill(self) -> None:
         """Start workers in the background until there is one for each turn, and the spares."""
@@ -144,30 +226,43 @@ class WorkerPool:
         task.add_done_callback(self._starting.discard)
 
     async def _start_one(self) -> None:
-        # The first worker opened the same rewards: should they fail now, whoever needs a worker is told.
-        with contextlib.suppress(OperatorError):
-            self._idle.append(await WorkerProcess.start(self._specs))
+        # Should it fail, whoever needs a worker is told.
+        with suppress(OperatorError, WorkerDied):
+            self._idle.append(await self._new())
 
 
-class _Turn:
-    """An item's place among the fast ones; it passes the place on when it takes long."""
+class _Lease:
+    """A worker in use, and its item's place among the fast ones, which passes on when it takes long."""
 
-    def __init__(self, pass_on: Callable[[], bool]) -> None:
-        self._pass_on = pass_on
+    worker: WorkerProcess
+    pass_on: Callable[[], bool]
+
+    def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
-        self._passed = False
+        self._until = (0.0, 0.0)
+        self.slow = False
+        self.reusable = False
 
-    def begin(self) -> None:
-        """Its worker works now: patience begins."""
-        self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._expire)
+    def be_patient(self) -> None:
+        """The worker begins with an item now, and patience with it."""
+        self.end()
+        if not self.slow:
+            now = asyncio.get_running_loop().time()
+            self._until = now + PATIENCE_WALL_S, self.worker.cpu_s() + PATIENCE_S
+            self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._expire)
 
-    def end(self) -> bool:
-        """Done. True if the place was passed on before."""
+    def end(self) -> None:
+        """Nothing more will be found slow."""
         if self._timer is not None:
             self._timer.cancel()
-        return self._passed
 
     def _expire(self) -> None:
-        self._passed = self._pass_on()
-        if not self._passed:
-            self.begin()
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._until[0] or self.worker.cpu_s() >= self._until[1]:
+            self.slow = self.pass_on()
+        if not self.slow:
+            self._timer = loop.call_later(PATIENCE_S, self._expire)
+
+
+def _died() -> Score:
+    return Score.none(Unscorable.REWARD_FAILED, "the reward's process died")

@@ -2,28 +2,101 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from enum import StrEnum
+
 from protocol.errors import OperatorError
 from protocol.runspec import RewardSpec
 from roles.verifier.rewards.exact import ExactReward
-from roles.verifier.rewards.reward import Reward
+from roles.verifier.rewards.reward import GroupReward, Reward
 
-INLINE = frozenset({"exact"})
-"""Rewards that cannot hang and run in the node; all others run in killable workers."""
+KINDS = "exact, math, code, reasoning-gym:<dataset>, and module:function for your own"
 
 
-def open_reward(spec: RewardSpec) -> Reward:
+class Place(StrEnum):
+    """Where a reward runs, by what it may meet."""
+
+    INLINE = "inline"
+    """In the node: it cannot hang."""
+    LOCKED = "locked"
+    """In a confined worker that starts nothing: its libraries may trip over a completion."""
+    LAUNCHER = "launcher"
+    """In a worker without network or files, which starts a confined process for each completion."""
+    OPEN = "open"
+    """In a worker with the operator's own rights: code that the operator chose."""
+
+    @property
+    def confined(self) -> bool:
+        """Whether its processes leave network and files behind."""
+        return self in {Place.LOCKED, Place.LAUNCHER}
+
+
+_PLACES = {
+    "exact": Place.INLINE,
+    "math": Place.LOCKED,
+    "code": Place.LAUNCHER,
+    "reasoning-gym": Place.LOCKED,
+}
+"""By what stands before the colon; everything else is OPEN."""
+
+
+_PREFIXES = frozenset({"reasoning-gym"})
+"""What stands before a colon and is no module of a person's own."""
+
+
+def place_of(name: str) -> Place:
+    """Where the reward of this name runs."""
+    return _PLACES.get(name.partition(":")[0], Place.OPEN)
+
+
+def user_modules(specs: Sequence[RewardSpec]) -> list[str]:
+    """Modules of a person's own that these rewards import."""
+    named = (spec.name.partition(":") for spec in specs)
+    return sorted({module for module, colon, _ in named if colon and module not in _PREFIXES})
+
+
+def refuse_foreign(specs: Sequence[RewardSpec], allowed: Sequence[str]) -> None:
+    """Raises OperatorError if a reward would import a module that the node's operator has not allowed.
+
+    Whoever writes a run file must not decide what code runs on other people's machines. A package allows the
+    modules in it.
+    """
+    for module in user_modules(specs):
+        if not any(module == one or module.startswith(f"{one}.") for one in allowed):
+            raise OperatorError(
+                f"a reward of this run is code of module {module!r}; if you trust it, start the verifier "
+                f"with --allow-module {module}"
+            )
+
+
+def single_use(name: str) -> bool:
+    """Whether a worker scores one completion and is replaced: what it evaluated could have changed it."""
+    return name.startswith("reasoning-gym:")
+
+
+def open_reward(spec: RewardSpec, *, isolated: bool = False) -> Reward | GroupReward:
     """Make the reward; raises OperatorError when there is none of that name or it cannot be imported.
 
-    Heavy imports happen here: call it in a worker for everything that is not ``INLINE``.
+    Heavy imports happen here: call it in a worker's template for everything that is not ``INLINE``.
+    ``isolated`` tells that this process has left network and files behind.
     """
+    kind, _, name = spec.name.partition(":")
     if spec.name == "exact":
         return ExactReward()
     if spec.name == "math":
         from roles.verifier.rewards.math import MathReward
 
         return MathReward()
-    if ":" in spec.name:
-        from roles.verifier.rewards.user_function import UserFunction
+    if spec.name == "code":
+        from roles.verifier.rewards.code import CodeReward
 
-        return UserFunction(spec.name)
-    raise OperatorError(f"reward {spec.name!r}: there are exact, math, and module:function for your own")
+        return CodeReward(spec, isolated=isolated)
+    if kind == "reasoning-gym" and name:
+        from roles.verifier.rewards.reasoning_gym import ReasoningGymReward
+
+        return ReasoningGymReward(name)
+    if ":" in spec.name:
+        from roles.verifier.rewards.user_function import opened
+
+        return opened(spec.name)
+    raise OperatorError(f"reward {spec.name!r}: there are {KINDS}")

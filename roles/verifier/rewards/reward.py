@@ -6,9 +6,9 @@ leaves its group's baseline instead of pulling it down.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from protocol.reasons import Unscorable
 
@@ -40,9 +40,28 @@ class Score:
         return cls(None, reason, note[:NOTE_CHARS_MAX])
 
 
+@runtime_checkable
 class Reward(Protocol):
     """One reward function."""
 
     async def score(self, item: Item) -> Score:
         """Score one completion. May raise: the caller turns that into ``REWARD_FAILED``."""
+        ...
+
+
+@runtime_checkable
+class GroupReward(Protocol):
+    """A reward that sees all completions of a group at once, such as one that compares them."""
+
+    async def score_group(self, items: Sequence[Item]) -> list[Score]:
+        """One score per item, in order; the items share prompt, answer and metadata. May raise."""
+        ...
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """A reward that is slow at first."""
+
+    def prepare(self) -> None:
+        """Do once, in the workers' template, what every worker would otherwise do again."""
         ...

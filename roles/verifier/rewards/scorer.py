@@ -14,11 +14,16 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+import structlog
+
 from protocol.reasons import Unscorable
 from protocol.runspec import RewardSpec
 from roles.verifier.rewards.pool import WorkerPool
-from roles.verifier.rewards.registry import INLINE, open_reward
-from roles.verifier.rewards.reward import NOTE_CHARS_MAX, Item, Score
+from roles.verifier.rewards.registry import Place, open_reward, place_of
+from roles.verifier.rewards.reward import NOTE_CHARS_MAX, Item, Reward, Score
+from roles.verifier.sandbox.confinement import Protection
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +37,41 @@ class Scored:
 
 
 class Scorer:
-    """Opens a run's rewards; owns the worker pool if one of them needs it."""
+    """Opens a run's rewards; owns a worker pool for each place where one of them runs."""
 
     def __init__(self, specs: Sequence[RewardSpec], workers: int = 2) -> None:
         """``workers`` is how many items are scored at the same time. Raises OperatorError on a bad name."""
         self._specs = tuple(specs)
-        self._inline = {spec.name: open_reward(spec) for spec in specs if spec.name in INLINE}
-        pooled = [spec for spec in specs if spec.name not in INLINE]
-        self._pool = WorkerPool(pooled, workers) if pooled else None
+        self._inline: dict[str, Reward] = {}
+        self._pools: dict[Place, WorkerPool] = {}
+        for place in Place:
+            here = [spec for spec in specs if place_of(spec.name) is place]
+            if place is Place.INLINE:
+                opened = {spec.name: open_reward(spec) for spec in here}
+                self._inline = {name: reward for name, reward in opened.items() if isinstance(reward, Reward)}
+            elif here:
+                self._pools[place] = WorkerPool(here, workers, place)
 
     async def open(self) -> None:
-        """Start and warm the workers. Raises OperatorError when a reward cannot be imported."""
-        if self._pool is not None:
-            await self._pool.open()
+        """Start the pools. Raises OperatorError when a reward cannot be imported."""
+        await asyncio.gather(*(pool.open() for pool in self._pools.values()))
+        for place, pool in self._pools.items():
+            _tell(place, pool.protections)
 
     async def warm(self) -> None:
         """Return once all workers are ready; scoring can start before."""
-        if self._pool is not None:
-            await self._pool.warm()
+        await asyncio.gather(*(pool.warm() for pool in self._pools.values()))
 
     async def close(self) -> None:
         """Stop the workers."""
-        if self._pool is not None:
-            await self._pool.close()
+        await asyncio.gather(*(pool.close() for pool in self._pools.values()))
 
     async def __aenter__(self) -> Self:
-        await self.open()
+        try:
+            await self.open()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(
@@ -66,19 +80,24 @@ class Scorer:
         await self.close()
 
     async def score(self, items: Sequence[Item]) -> list[Scored]:
-        """One result per item, in order."""
-        return list(await asyncio.gather(*(self._score_one(item) for item in items)))
+        """One result per item of a group, in order."""
+        by_reward = await asyncio.gather(*(self._by(spec, items) for spec in self._specs))
+        return [weighed(self._specs, scores) for scores in zip(*by_reward, strict=True)]
 
-    async def _score_one(self, item: Item) -> Scored:
-        found = await asyncio.gather(*(self._by(spec, item) for spec in self._specs))
-        return weighed(self._specs, found)
-
-    async def _by(self, spec: RewardSpec, item: Item) -> Score:
+    async def _by(self, spec: RewardSpec, items: Sequence[Item]) -> list[Score]:
         inline = self._inline.get(spec.name)
         if inline is not None:
-            return await inline.score(item)
-        assert self._pool is not None
-        return await self._pool.score(spec, item)
+            return [await inline.score(item) for item in items]
+        return await self._pools[place_of(spec.name)].score(spec, items)
+
+
+def _tell(place: Place, protections: Sequence[str]) -> None:
+    """Log what confines untrusted completions here; loudly if something is missing."""
+    missing = [protection for protection in Protection if protection not in protections]
+    if place.confined and missing:
+        log.warning("sandbox_is_partial", rewards=place, missing=missing, see="docs/rewards.md#the-sandbox")
+    elif place.confined:
+        log.info("sandbox_ready", rewards=place, protections=list(protections))
 
 
 def weighed(specs: Sequence[RewardSpec], found: Sequence[Score]) -> Scored:

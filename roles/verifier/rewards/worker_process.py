@@ -1,32 +1,32 @@
-"""One worker process as its parent sees it: started, asked, killed. They share two pipes only."""
+"""One worker process as its parent sees it: given batches, listened to, killed. They share one socket."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import math
 import os
-import signal
+import pickle
+import struct
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
+import time
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import roles
-from protocol.errors import GrpoError, OperatorError
+from protocol.errors import GrpoError
 from protocol.reasons import Unscorable
 from protocol.runspec import RewardSpec
-from roles.verifier.rewards.reward import Item, Score
+from roles.verifier.rewards.reward import NOTE_CHARS_MAX, Item, Score
 
 REPLY_BYTES_MAX = 16 << 10
 """A reply is a number and a note; a worker that says more is killed."""
 
-PIPE_CLOSES_S = 1.0
+SLOW_NICENESS = 19
 
-START_TIMEOUT_S = 120.0
-"""Imports of a user's reward may be slow; after this long the worker counts as broken."""
+_SCHEDULER_CLOCK = 2
+"""With a process id it makes the id of that process's clock (``man 3 clock_getcpuclockid``)."""
 
 
 class WorkerDied(GrpoError):
@@ -34,92 +34,85 @@ class WorkerDied(GrpoError):
 
 
 class WorkerProcess:
-    """A running worker that has imported its rewards."""
+    """A running worker that knows its rewards."""
 
-    def __init__(self, process: Process, specs: Sequence[RewardSpec]) -> None:
-        """Use ``start``."""
-        self._process = process
-        self._specs = list(specs)
+    def __init__(
+        self,
+        pid: int,
+        reader: StreamReader,
+        writer: StreamWriter,
+        specs: Sequence[RewardSpec],
+        kill: Callable[[int], Awaitable[None]],
+    ) -> None:
+        """``pid`` is its process group's id too."""
+        self.pid = pid
         self.usable = True
+        self._reader = reader
+        self._writer = writer
+        self._specs = list(specs)
+        self._kill = kill
+        self._ending: asyncio.Future[None] | None = None
 
-    @property
-    def pid(self) -> int:
-        """Process id, which is its process group's id too."""
-        return self._process.pid
+    def give(self, spec: RewardSpec, items: Sequence[Item]) -> None:
+        """Send a batch; its replies come one by one."""
+        frame = pickle.dumps((self._specs.index(spec), list(items)))
+        self._writer.write(struct.pack("!I", len(frame)) + frame)
 
-    @classmethod
-    async def start(cls, specs: Sequence[RewardSpec]) -> WorkerProcess:
-        """Start and wait until it is ready. Raises OperatorError if a reward cannot be opened."""
-        (root, *_) = roles.__path__
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "roles.verifier.rewards.worker",
-            stdin=PIPE, stdout=PIPE, stderr=DEVNULL, cwd=Path(root).parent, start_new_session=True,
-            limit=REPLY_BYTES_MAX,
-        )  # fmt: skip
-        worker = cls(process, specs)
+    async def reply(self, limit_s: float) -> Score:
+        """The next item's score; a limit that was hit is 0.0 with the note ``timeout`` or ``memory``.
+
+        Raises WorkerDied. After anything but a score the worker is dead.
+        """
         try:
-            await worker._prepare()
-        except BaseException:
-            await worker.kill()
-            raise
-        return worker
-
-    async def _prepare(self) -> None:
-        rewards = [spec.model_dump(mode="json") for spec in self._specs]
-        cwd = str(Path.cwd())  # where a user's own reward lies, also when a console script was started
-        names = ", ".join(spec.name for spec in self._specs)
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                reply = await self._exchange({"path": [*sys.path, cwd], "cwd": cwd, "rewards": rewards})
-        except (WorkerDied, TimeoutError) as exc:
-            raise OperatorError(f"rewards {names}: the worker ends while it imports them") from exc
-        if "error" in reply:
-            raise OperatorError(reply["error"])
-
-    async def ask(self, spec: RewardSpec, item: Item) -> Score:
-        """Score within the spec's limits, which count as 0.0; raises WorkerDied. Kills itself if need be."""
-        job = {"reward": self._specs.index(spec), "item": asdict(item)}
-        self.usable = False
-        try:
-            async with asyncio.timeout(spec.timeout_s):
-                reply = await self._exchange(job)
+            async with asyncio.timeout(limit_s):
+                said = await self._said()
         except TimeoutError:
             await self.kill()
             return Score(0.0, note="timeout")
         except BaseException:
             await self.kill()
             raise
-        if "memory" in reply:
+        if said is None:
             await self.kill()
             return Score(0.0, note="memory")
-        self.usable = True
-        reason = reply["unscorable"]
-        return Score(reply["value"], Unscorable(reason) if reason else None, reply["note"])
+        return said
+
+    async def _said(self) -> Score | None:
+        try:
+            return _understood(json.loads(await self._reader.readline()))
+        except (ConnectionError, ValueError, TypeError, KeyError) as exc:
+            raise WorkerDied(f"worker {self.pid} died or spoke out of turn") from exc
+
+    def cpu_s(self) -> float:
+        """Seconds of processor time that it has used; 0 where the system does not tell."""
+        if sys.platform != "linux":
+            return 0.0
+        with contextlib.suppress(OSError):
+            return time.clock_gettime(~self.pid << 3 | _SCHEDULER_CLOCK)
+        return 0.0
+
+    def yield_to_others(self) -> None:
+        """Let everybody else's work come first; this worker is spent afterwards."""
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PGRP, self.pid, SLOW_NICENESS)
+            if sys.platform == "linux":
+                os.sched_setscheduler(self.pid, os.SCHED_IDLE, os.sched_param(0))
 
     async def kill(self) -> None:
         """End it and everything that it started, and wait until it is gone."""
         self.usable = False
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        await self._process.wait()
-        # Reading to the end closes the pipe, unless a grandchild that left the group still holds it.
-        with contextlib.suppress(TimeoutError, ValueError):
-            async with asyncio.timeout(PIPE_CLOSES_S):
-                await self._process.stdout.read()
+        if self._ending is None:
+            self._writer.close()
+            self._ending = asyncio.ensure_future(self._kill(self.pid))
+        await asyncio.shield(self._ending)
 
-    async def _exchange(self, job: dict[str, Any]) -> dict[str, Any]:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        try:
-            stdin.write(json.dumps(job, default=str).encode() + b"\n")
-            await stdin.drain()
-            line = await stdout.readline()
-            reply = json.loads(line)
-        except (ConnectionError, ValueError) as exc:
-            raise WorkerDied(f"worker {self.pid} died or spoke out of turn") from exc
-        assert isinstance(reply, dict)
-        return reply
+
+def _understood(said: dict[str, Any]) -> Score | None:
+    """A reply, believed no further than its types; None: out of memory. Raises ValueError and its like."""
+    if "memory" in said:
+        return None
+    value, reason = said["value"], said["unscorable"]
+    if (value is None) != (reason is not None) or not math.isfinite(value or 0.0):
+        raise ValueError("neither a number nor a reason")
+    score = None if value is None else float(value)
+    return Score(score, Unscorable(reason) if reason else None, str(said["note"])[:NOTE_CHARS_MAX])

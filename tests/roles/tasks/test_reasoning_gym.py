@@ -8,7 +8,7 @@ import pytest
 
 from protocol.errors import OperatorError
 from protocol.runspec import TasksSpec
-from roles.tasks.reasoning_gym import read
+from roles.tasks.reasoning_gym import ANY_ANSWER, read
 from roles.tasks.taskset import Row
 
 SPEC = TasksSpec(source="reasoning-gym:chain_sum", rows_max=5)
@@ -26,6 +26,15 @@ def test_a_problem_is_its_question_its_answer_and_its_metadata():
         assert isinstance(row, Row)
         assert eval(row.prompt.partition(": ")[2].rstrip(" =")) == int(row.answer)
         assert row.metadata["source_dataset"] == "chain_sum"
+
+
+def test_several_datasets_share_the_rows_evenly():
+    rows = [row for row in read("chain_sum,countdown", SPEC, 3) if isinstance(row, Row)]
+    assert [row.metadata["source_dataset"] for row in rows] == ["chain_sum"] * 3 + ["countdown"] * 2
+
+
+def test_a_problem_that_names_no_answer_is_a_row_all_the_same():
+    assert [row.answer for row in read("graph_color", SPEC, 0) if isinstance(row, Row)] == [ANY_ANSWER] * 5
 
 
 def test_a_misspelt_dataset_is_answered_with_the_nearest_names():

@@ -104,6 +104,22 @@ def fail(argument: str) -> float:
     raise ValueError("first line\nsecond line")
 
 
+def slow(argument: str) -> float:
+    """Takes longer than patience lasts, and then has a score."""
+    time.sleep(1.2)
+    return 7.0
+
+
+def rank(completions: list[str], answer: str | None, **metadata: Any) -> list[float | None]:
+    """How many of the group are shorter, unless one of them asks for trouble."""
+    if completions[-1] in COMMANDS:
+        obedient(completions[-1], answer)
+    if completions[-1] == "short":
+        return [1.0]
+    ranks = [float(sum(len(other) < len(one) for other in completions)) for one in completions]
+    return [*ranks[:-1], None] if completions[-1] == "none" else list(ranks)
+
+
 COMMANDS = {
     "child": start_a_child,
     "die": die,
@@ -114,6 +130,7 @@ COMMANDS = {
     "power": power,
     "raise": fail,
     "sleep": sleep,
+    "slow": slow,
     "spin": spin,
     "tell-and-power": tell_and_power,
     "tell-and-sleep": tell_and_sleep,

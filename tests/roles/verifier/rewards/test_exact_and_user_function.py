@@ -7,15 +7,17 @@ import pytest
 from protocol.errors import OperatorError
 from protocol.reasons import Unscorable
 from protocol.runspec import RewardSpec
-from roles.verifier.rewards.registry import open_reward
-from roles.verifier.rewards.reward import Item, Score
+from roles.verifier.rewards.registry import open_reward, refuse_foreign
+from roles.verifier.rewards.reward import Item, Reward, Score
 from roles.verifier.rewards.scorer import Scored, weighed
 
 FUNCTIONS = "tests.roles.verifier.rewards.reward_functions"
 
 
 async def score(name: str, text: str, answer: str | None, **metadata: object) -> Score:
-    return await open_reward(RewardSpec(name=name)).score(Item(text, answer, metadata=metadata))
+    reward = open_reward(RewardSpec(name=name))
+    assert isinstance(reward, Reward)
+    return await reward.score(Item(text, answer, metadata=metadata))
 
 
 @pytest.mark.parametrize(
@@ -80,6 +82,28 @@ def test_a_reward_that_cannot_be_opened_is_the_operators_mistake(name: str, says
     with pytest.raises(OperatorError, match=says) as caught:
         open_reward(RewardSpec(name=name))
     assert "\n" not in str(caught.value)
+
+
+OWN = [
+    RewardSpec(name="exact"),
+    RewardSpec(name="reasoning-gym:chain_sum"),
+    RewardSpec(name="mine.rewards:f"),
+]
+
+
+@pytest.mark.parametrize("allowed", [["mine.rewards"], ["other", "mine"]])
+def test_a_module_that_the_operator_allows_may_be_imported(allowed: list[str]):
+    refuse_foreign(OWN, allowed)
+
+
+@pytest.mark.parametrize("allowed", [[], ["mine.reward"], ["mine.rewards.f"], ["min"], [""]])
+def test_a_module_that_the_operator_does_not_allow_is_refused_by_name(allowed: list[str]):
+    with pytest.raises(OperatorError, match=r"start the verifier with --allow-module mine\.rewards$"):
+        refuse_foreign(OWN, allowed)
+
+
+def test_rewards_that_import_nothing_of_a_persons_own_need_no_permission():
+    refuse_foreign(OWN[:2], [])
 
 
 TWO = (RewardSpec(name="exact", weight=2.0), RewardSpec(name="a:b", weight=-0.5))

@@ -1,0 +1,1 @@
+"""What keeps untrusted code in its place: namespaces, Landlock, seccomp, limits. Linux; knows no reward."""
