@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from protocol.errors import OperatorError, one_line
 from protocol.runspec import RunSpec
+from roles.verifier.rewards.registry import refuse_foreign
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,21 +22,15 @@ class Consent:
     """What the operator allows."""
 
     guest: bool = False
-    rewards: tuple[str, ...] = ()
-    """Modules that rewards may come from."""
+    modules: tuple[str, ...] = ()
+    """Modules that rewards may be imported from."""
     paths: tuple[Path, ...] = ()
     """Directories that a run may name, for guests."""
 
     def check(self, spec: RunSpec, roles: tuple[str, ...], base_dir: Path) -> None:
         """Raise OperatorError on the first thing that ``spec`` wants and nobody allowed; opens nothing."""
         if "verifier" in roles:
-            for reward in spec.rewards:
-                module, colon, _ = reward.name.partition(":")
-                if colon and module not in self.rewards:
-                    raise OperatorError(
-                        f"this run's owner wants to run the reward {_shown(reward.name)} on this machine; if "
-                        f"you know that code, allow it with: --allow-reward {_shown(module)}"
-                    )
+            refuse_foreign(spec.rewards, self.modules)
         if not self.guest:
             return
         self._check_path("model.ref", _local(spec.model.ref, base_dir))

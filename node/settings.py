@@ -101,8 +101,6 @@ class NodeSettings:
     way: Way = Way()
     invitation: Invitation | None = None
     """What the node was invited with; it says broker, login, run and names."""
-    allowed_rewards: tuple[str, ...] = ()
-    """Modules that rewards of the run may be imported from."""
     allowed_paths: tuple[Path, ...] = ()
     """Directories that the run may name; asked of guests only."""
     identity_seed: str | None = field(default=None, repr=False)

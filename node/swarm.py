@@ -79,9 +79,6 @@ class Swarm:
         command = [sys.executable, "-m", "node", "--run", self.spec.name, "--broker", self.broker.url]
         command += ["--name", peer.name, "--threads", str(peer.threads), "--log", "info", "--wait"]
         command += peer.options
-        for reward in self.spec.rewards:  # the run file is of whoever started this swarm
-            module, colon, _ = reward.name.partition(":")
-            command += ["--allow-reward", module] if colon else []
         for role in peer.roles:
             command += ["--role", role]
         if "verifier" in peer.roles:  # whoever starts a run here chose its rewards

@@ -38,7 +38,6 @@ from roles.tasks.open import describe_skipped, open_tasks
 from roles.tasks.prompts import Prompt, PromptBuilder
 from roles.tasks.taskset import Split, TaskSet
 from roles.verifier.checks import Rules
-from roles.verifier.rewards.registry import refuse_foreign
 from roles.verifier.rewards.scorer import Scorer
 from roles.verifier.verifier import Verifier
 
@@ -73,7 +72,7 @@ async def build_node(settings: NodeSettings) -> Node:
     bus = await NatsBus.connect(access, settings.run, node=identity.node)
     try:
         spec = await read_spec(bus, settings)
-        consent = Consent(settings.invitation is not None, settings.allowed_rewards, settings.allowed_paths)
+        consent = Consent(settings.invitation is not None, settings.allow_modules, settings.allowed_paths)
         await asyncio.to_thread(consent.check, spec, settings.roles, Path.cwd())
         prepare_hub(home / "xet")
         store = open_store(spec.store, home / "store", bus)
@@ -167,7 +166,6 @@ async def build_sampler(ground: Ground) -> Part:
 async def build_verifier(ground: Ground) -> Part:
     """The verifier: scores on this node's cores; the only role that opens the answers."""
     spec, settings = ground.spec, ground.settings
-    refuse_foreign(spec.rewards, settings.allow_modules)
     tasks, prompts = await asyncio.to_thread(_open_prompts, ground)
     tokenizer = await asyncio.to_thread(load_tokenizer, ground.model.directory)
     rules = Rules(

@@ -38,9 +38,6 @@ With other people:    [bold]grpo-node broker --listen HOST:PORT[/bold], then for
 JoinOption = Annotated[
     str | None, typer.Option(help="An invitation: broker, run, role and login in one word. [env: GRPO_JOIN]")
 ]
-AllowRewardOption = Annotated[
-    list[str] | None, typer.Option(help="Module of rewards that a verifier may import. May be repeated.")
-]
 AllowPathOption = Annotated[
     list[Path] | None, typer.Option(help="Directory that the run of an invitation may name. May be repeated.")
 ]
@@ -104,7 +101,6 @@ def node(
     ] = False,
     log: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     join: JoinOption = None,
-    allow_reward: AllowRewardOption = None,
     allow_path: AllowPathOption = None,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
@@ -132,7 +128,6 @@ def node(
         allow_modules=tuple(allow_module or ()),
         wait=wait,
         join=join,
-        allowed_rewards=tuple(allow_reward or ()),
         allowed_paths=tuple(allow_path or ()),
     )
 

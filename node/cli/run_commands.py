@@ -46,7 +46,6 @@ def play(
     allow_modules: tuple[str, ...],
     wait: bool,
     join: str | None,
-    allowed_rewards: tuple[str, ...],
     allowed_paths: tuple[Path, ...],
 ) -> None:
     """Be a node of a run until it ends or somebody stops it."""
@@ -75,7 +74,6 @@ def play(
         wait=wait,
         way=environment.way,
         invitation=invitation,
-        allowed_rewards=allowed_rewards,
         allowed_paths=allowed_paths,
         identity_seed=environment.identity_seed,
     )

@@ -91,8 +91,8 @@ def friend(guarded: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("group", "changes", "role", "says"),
     [
-        ("rewards", [{"name": "evil_rewards:reward"}], "verifier", "--allow-reward evil_rewards"),
-        ("rewards", [{"name": "os:system"}], "verifier", "--allow-reward os"),
+        ("rewards", [{"name": "evil_rewards:reward"}], "verifier", "--allow-module evil_rewards"),
+        ("rewards", [{"name": "os:system"}], "verifier", "--allow-module os"),
         ("tasks", {"source": "diary.jsonl"}, "verifier", "--allow-path"),
         ("tasks", {"source": "/etc/passwd.jsonl"}, "learner", "--allow-path"),
         ("tasks", {"source": "hf:photos"}, "verifier", "--allow-path"),
@@ -138,7 +138,7 @@ async def test_what_the_friend_allows_is_used(friend: Friend):
     await friend.join(
         RunSpec.model_validate(fields),
         "verifier",
-        allowed_rewards=("evil_rewards",),
+        allow_modules=("evil_rewards",),
         allowed_paths=(friend.directory / "photos",),
     )
     assert friend.marker.exists()  # in a worker process: the friend said so

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
-from protocol.errors import OperatorError
+from protocol.errors import OperatorError, one_line
 from protocol.runspec import RewardSpec
 from roles.verifier.rewards.exact import ExactReward
 from roles.verifier.rewards.reward import GroupReward, Reward
@@ -63,9 +63,10 @@ def refuse_foreign(specs: Sequence[RewardSpec], allowed: Sequence[str]) -> None:
     """
     for module in user_modules(specs):
         if not any(module == one or module.startswith(f"{one}.") for one in allowed):
+            shown = one_line(module, 120)
             raise OperatorError(
-                f"a reward of this run is code of module {module!r}; if you trust it, start the verifier "
-                f"with --allow-module {module}"
+                f"a reward of this run is code of module {shown!r}; if you trust it, start the verifier "
+                f"with --allow-module {shown}"
             )
 
 
