@@ -12,6 +12,7 @@ import typer
 
 from node.cli import (
     adapters_command,
+    audit_command,
     broker_command,
     demo_command,
     presets_command,
@@ -46,7 +47,9 @@ app.command("status")(run_commands.status)
 app.command("presets")(presets_command.presets)
 app.command("recover")(recover_command.recover)
 app.command("broker")(broker_command.broker)
+app.command("calibrate")(audit_command.calibrate)
 app.add_typer(adapters_command.app, name="adapters")
+app.add_typer(audit_command.app, name="audit")
 
 
 @app.callback(invoke_without_command=True)

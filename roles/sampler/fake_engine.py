@@ -22,7 +22,7 @@ from protocol.ports import Clock
 from roles.policy.compose import Factors, factors_digest
 from roles.sampler.engine import Sampled, SampleRequest
 from roles.sampler.residents import Residents, check_request
-from roles.sampler.streams import rollout_stream
+from roles.streams import rollout_stream
 
 Logits = NDArray[np.float64]
 
