@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 
 import numpy as np
 
@@ -59,7 +59,7 @@ async def lift(standings: Standings, node: str, operator: str) -> Standing:
 
 def standing_lines(standing: Standing) -> list[str]:
     """A standing with its evidence, for a person."""
-    at = datetime.datetime.fromtimestamp(standing.at, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    at = dt.datetime.fromtimestamp(standing.at, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     lines = [
         f"{standing.node} is {standing.judgement.value} by {standing.judge} since {at}",
         f"  key      {standing.public_key}",

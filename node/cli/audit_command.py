@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from protocol.messages import Standing
     from roles.standings import Standings
+
+T = TypeVar("T")
 
 app = typer.Typer(help="See which samplers verifiers judged, why, and lift it.", no_args_is_help=True)
 
@@ -83,7 +85,9 @@ def calibrate(
     ] = None,
     groups: Annotated[int, typer.Option(min=20, help="Honest groups to measure.")] = 200,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Where the TOML table goes; default: the terminal.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the TOML table goes; default: the terminal.")
+    ] = None,
 ) -> None:
     """Measure how far honest engines disagree, and write the tolerances of a run's [audit] table."""
     from node.runs import read_run_file
@@ -104,7 +108,7 @@ def calibrate(
         print(f"wrote {out}; put it into the run file")
 
 
-def _with_standings[T](
+def _with_standings(
     run: str, broker: str | None, token: str | None, work: Callable[[Standings], Awaitable[T]]
 ) -> T:
     from node.audits import read_standings

@@ -53,7 +53,7 @@ def log_mean(log_ratios: Numbers) -> float:
     return float(np.logaddexp.reduce(log_ratios) - math.log(len(log_ratios)))
 
 
-FLAG_RATES = (0.05, 0.25, 0.9)
+FLAG_RATES = (0.05, 0.2, 0.5, 0.9)
 """Alternatives to the rate at which honest groups are flagged."""
 
 

@@ -2,7 +2,8 @@
 
     group ─▶ wanted? ─▶ (recompute) ─▶ Evidence ─▶ tests ─▶ guilty of …, or nothing
 
-Five tests share the bound on false findings evenly. While one of them is suspicious every group is audited:
+Five tests share the bound on false findings evenly. Behind a fault, and while a test is suspicious, every
+group is audited:
 which groups are looked at depends on the past only, so the bound holds all the same.
 """
 
@@ -24,6 +25,9 @@ from roles.verifier.audit_process import FLAG_RATES, Ranks, SequentialTest, flag
 
 SUSPICION = math.log(4)
 """Evidence from which on every group is audited; an honest sampler ever gets there once in four times."""
+
+ALERT = 10
+"""Groups audited one after the other behind a group with a fault."""
 
 GROUP_LEVEL = 1e-4
 """Bound on the share of honest audited groups that are refused for their tokens, by each of the tests."""
@@ -82,6 +86,7 @@ class Stream:
         self._level = math.log(len(TESTS) / chosen.spec.false_quarantines)
         self.seen = 0
         self.audited = 0
+        self._alert = 0
         self.begin()
 
     def begin(self) -> None:
@@ -100,7 +105,8 @@ class Stream:
     def wants(self) -> bool:
         """Whether to audit the group that arrives now; counts it."""
         number, self.seen = self.seen, self.seen + 1
-        return self.suspicious or self._chosen.wants(self._public_key, number)
+        alert, self._alert = self._alert, max(0, self._alert - 1)
+        return alert > 0 or self.suspicious or self._chosen.wants(self._public_key, number)
 
     @property
     def suspicious(self) -> bool:
@@ -120,7 +126,10 @@ class Stream:
         }
         for name, ratios in parts.items():
             self._tests[name].add(ratios)
-        return tuple(faults_of(evidence))
+        faults = tuple(faults_of(evidence))
+        if faults:
+            self._alert = ALERT
+        return faults
 
     @property
     def guilty_of(self) -> str | None:

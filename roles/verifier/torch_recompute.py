@@ -46,6 +46,7 @@ class Recomputer:
             if ".lora_" in name
         }
         self._held: str | None = None
+        self.vocabulary = int(self._model.get_output_embeddings().weight.shape[0])
 
     @classmethod
     def open(
@@ -118,8 +119,7 @@ class Recomputer:
         return _split(self._score(hidden_NH, targets_N, params), lengths)
 
     def _score(self, hidden_NH: Tensor, targets_N: Tensor, params: SamplingParams) -> Scored:
-        vocabulary = int(self._model.get_output_embeddings().weight.shape[0])
-        size = max(1, LOGITS_MAX // vocabulary)
+        size = max(1, LOGITS_MAX // self.vocabulary)
         parts = []
         for start in range(0, len(targets_N), size):
             hidden, targets = hidden_NH[start : start + size], targets_N[start : start + size]
@@ -138,9 +138,7 @@ def _split(scored: Scored, lengths: Sequence[int]) -> list[TokenFacts]:
         some = slice(start, start + length)
         own, entropy, varentropy, above, level, below = columns[:, some]
         facts.append(
-            TokenFacts(
-                own, entropy, varentropy, above, level, below, sampling[:, some], endings[:, some]
-            )
+            TokenFacts(own, entropy, varentropy, above, level, below, sampling[:, some], endings[:, some])
         )
         start += length
     return facts
