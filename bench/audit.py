@@ -1,10 +1,10 @@
 """How soon is a lying sampler found, how often is an honest one, and what does an audit cost?
 
-Each attack (``bench/lies``) sends a pool of real groups from the real engine, and the real recomputation turns
-each into evidence, once. Trials then draw streams of groups from the pool and run the verifier's own choice of
-groups and its own tests on them: one of a newcomer, one of a sampler that was honest for ``HONEST_BEFORE`` groups.
-An attack can be told from noise if it changes the tokens or log-probabilities of at least half of its groups by
-more than honest engines differ; others are listed, but no part of the goal.
+Each attack (``bench/lies``) sends a pool of real groups from the real engine, and the real recomputation
+turns each into evidence, once. Trials then draw streams of groups from the pool and run the verifier's own
+choice of groups and its own tests on them: of a newcomer, and of a sampler that was honest for
+``HONEST_BEFORE`` groups. An attack can be told from noise if it changes tokens or log-probabilities of at
+least half of its groups by more than honest engines differ; others are listed, but are no part of the goal.
 
     python -m bench.audit --json [--model DIR] [--dtype bfloat16] [--no-seeds] [--groups N]
 """
@@ -36,11 +36,11 @@ from roles.verifier.audit_stream import Chosen, Evidence, Stream, faults_of
 
 RATE = 0.1
 WITHIN = 50
-TRIALS = 400
+TRIALS = 300
 HONEST_BEFORE = 200
 HONEST_SAMPLERS, HONEST_GROUPS = 1000, 1000
 NEVER = 10**6
-LONGEST = 2000
+LONGEST = 400
 """Groups after which a trial gives up."""
 
 

@@ -205,8 +205,8 @@ def tolerance_table(found: Calibration) -> str:
     """TOML for a run file."""
     limits = found.tolerance.model_dump()
     lines = [
-        f"# {found.groups} honest groups; beyond these limits: {found.exceeded} of the {found.checked} that did",
-        f"# not set them, so honest groups are flagged at most at flag_rate ({CONFIDENCE:.0%} confidence).",
+        f"# {found.groups} honest groups. One half set these limits; of the other {found.checked} groups",
+        f"# {found.exceeded} are beyond them: at most flag_rate of all are ({CONFIDENCE:.0%} confidence).",
         f'[audit.tolerances."{found.engine}"]',
         *(f"{name} = {limits[name]!r}" for name in (*STATISTICS, "flag_rate")),
     ]

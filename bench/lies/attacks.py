@@ -1,7 +1,7 @@
 """The attacks by name: what each sampler sends instead of honest work.
 
-Attacks on what is sampled come twice: by the sampler that reports the log-probabilities of what it did, and by
-the one that forges them (``, hidden``) with a forward pass under the policy it claims.
+Attacks on what is sampled come twice: by the sampler that reports the log-probabilities of what it did,
+and by the one that forges them (``, hidden``) with a forward pass under the policy it claims.
 """
 
 from __future__ import annotations

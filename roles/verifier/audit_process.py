@@ -85,10 +85,15 @@ class Ranks:
 
     def log_ratio(self, ranks: Numbers) -> float:
         """Log of the learned density against the uniform one, over one group's ranks, which are learned."""
-        total = 0.0
-        counts = self._counts
-        for bin_ in np.minimum((ranks * RANK_BINS).astype(int), RANK_BINS - 1):
-            total += math.log(RANK_BINS * (counts[bin_] + 0.5) / (counts.sum() + 0.5 * RANK_BINS))
-            counts[bin_] += 1
-        self._counts = counts * MEMORY
+        bins = np.minimum((ranks * RANK_BINS).astype(int), RANK_BINS - 1)
+        before = self._counts
+        after = before + np.bincount(bins, minlength=RANK_BINS)
+        total = len(ranks) * math.log(RANK_BINS) - _log_steps(before.sum(), after.sum(), RANK_BINS / 2)
+        total += sum(_log_steps(float(a), float(b), 0.5) for a, b in zip(before, after, strict=True))
+        self._counts = after * MEMORY
         return total
+
+
+def _log_steps(low: float, high: float, offset: float) -> float:
+    """Log of (low + offset)(low + 1 + offset)…(high - 1 + offset)."""
+    return math.lgamma(high + offset) - math.lgamma(low + offset)

@@ -3,8 +3,7 @@
     group ─▶ wanted? ─▶ (recompute) ─▶ Evidence ─▶ tests ─▶ guilty of …, or nothing
 
 Five tests share the bound on false findings evenly. Behind a fault, and while a test is suspicious, every
-group is audited:
-which groups are looked at depends on the past only, so the bound holds all the same.
+group is audited: which groups are looked at depends on the past only, so the bound holds all the same.
 """
 
 from __future__ import annotations

@@ -274,6 +274,7 @@ def _older(clock: VectorClock) -> dict[str, VectorClock]:
     if clock != GENESIS:
         for back in OLDER:
             past = VectorClock.of({who: max(0, n - back) for who, n in counts.items() if n > back})
-            older.setdefault(f"an adapter {back} updates older", past)
+            if past != GENESIS:
+                older[f"an adapter {back} updates older"] = past
         older["the base model without an adapter"] = GENESIS
     return older

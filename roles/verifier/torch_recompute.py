@@ -116,7 +116,7 @@ class Recomputer:
             [ran.last_hidden_state[row, first : first + n] for row, n in enumerate(lengths)]
         )
         targets_N = torch.from_numpy(np.concatenate(completions).astype(np.int64)).to(self._device)
-        return _split(self._score(hidden_NH, targets_N, params), lengths)
+        return split(self._score(hidden_NH, targets_N, params), lengths)
 
     def _score(self, hidden_NH: Tensor, targets_N: Tensor, params: SamplingParams) -> Scored:
         size = max(1, LOGITS_MAX // self.vocabulary)
@@ -129,7 +129,8 @@ class Recomputer:
         return Scored.joined(parts)
 
 
-def _split(scored: Scored, lengths: Sequence[int]) -> list[TokenFacts]:
+def split(scored: Scored, lengths: Sequence[int]) -> list[TokenFacts]:
+    """Facts of completions that were scored one after the other."""
     columns = scored.columns.double().cpu().numpy()
     sampling = scored.sampling.double().cpu().numpy()
     endings = scored.endings.double().cpu().numpy()
