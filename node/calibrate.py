@@ -36,7 +36,7 @@ MARGIN = 2.0
 CONFIDENCE = 0.95
 FACTOR_B = 0.01
 """Deviation of the random adapter's B; trained ones have about this after some hundred updates."""
-LEAST = 1e-6
+LEAST = 1e-5
 """No limit is smaller: fp32 engines of the same kind may agree to the bit here and not elsewhere."""
 BATCHES = (1, 2, 5)
 """Groups that decode together, in turn: shapes of batches change the order of sums."""
@@ -56,7 +56,7 @@ class Calibration:
 
 
 async def measure(
-    spec: RunSpec, models: Path, *, sampler_dtype: str | None, groups: int, device: str
+    spec: RunSpec, models: Path, *, sampler_dtype: str | None, groups: int, device: str, threads: int = 1
 ) -> Calibration:
     """Sample ``groups`` honest groups of the run's tasks and recompute them. Raises OperatorError."""
     from roles.sampler.transformers_engine import TransformersEngine
@@ -82,7 +82,7 @@ async def measure(
             bits=spec.model.bits,
             rows_max=spec.sampling.group_size * max(BATCHES),
             groups_per_batch=max(BATCHES),
-            threads=1,
+            threads=threads,
         )
     )
     try:

@@ -41,7 +41,7 @@ class AuditSpec(Spec):
     """Tokens of one audit, prompts included; of a larger group some rollouts are audited."""
     false_quarantines: Annotated[float, Field(gt=0, lt=0.5)] = 5e-4
     """Bound on the chance that an honest sampler is ever found guilty by one verifier."""
-    grace_s: NonNegative = 60.0
+    grace_s: NonNegative = 30.0
     """How long a sampler that was told of its malfunction may still send what it had begun."""
     tolerances: Annotated[dict[str, ToleranceSpec], Field(min_length=1)] = {"*": ToleranceSpec()}
     """By pattern of the sampler's engine; the longest that fits counts, and what fits none is refused."""
