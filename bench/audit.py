@@ -36,11 +36,11 @@ from roles.verifier.audit_stream import Chosen, Evidence, Stream, faults_of
 
 RATE = 0.1
 WITHIN = 50
-TRIALS = 300
+TRIALS = 200
 HONEST_BEFORE = 200
 HONEST_SAMPLERS, HONEST_GROUPS = 1000, 1000
 NEVER = 10**6
-LONGEST = 400
+LONGEST = 200
 """Groups after which a trial gives up."""
 
 

@@ -29,18 +29,16 @@ class SequentialTest:
         self._size = alternatives
         self.count = 0
         """Groups seen."""
+        self.log_evidence = 0.0
+        """Natural logarithm of the mixture. What has not begun stands still at its weight."""
 
     def add(self, log_ratios: Numbers) -> None:
         """Take in one group: its log likelihood ratio for each alternative, shape [alternatives]."""
         self.count += 1
         start = -math.log(self.count * (self.count + 1))
         self._begun = np.logaddexp(self._begun, start) + log_ratios
-
-    @property
-    def log_evidence(self) -> float:
-        """Natural logarithm of the mixture; 0 before any group. Mass that has not begun stands still."""
-        rest = -math.log(self.count + 1)
-        return float(np.logaddexp(np.logaddexp.reduce(self._begun) - math.log(self._size), rest))
+        begun = np.logaddexp.reduce(self._begun) - math.log(self._size)
+        self.log_evidence = float(np.logaddexp(begun, -math.log(self.count + 1)))
 
     @property
     def best(self) -> int:
