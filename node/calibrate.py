@@ -105,13 +105,11 @@ async def measure(
 def random_adapter(shapes: Factors, seed: int) -> Factors:
     """Factors of the shapes given, as after some training."""
     rng = np.random.default_rng(seed)
-    scale = {"A": lambda shape: shape[1] ** -0.5, "B": lambda _: FACTOR_B}
-    return {
-        name: (rng.normal(size=shape.shape) * scale["A" if ".lora_A." in name else "B"](shape.shape)).astype(
-            np.float32
-        )
-        for name, shape in sorted(shapes.items())
-    }
+    factors: Factors = {}
+    for name, shape in sorted(shapes.items()):
+        size = FACTOR_B if ".lora_B." in name else shape.shape[1] ** -0.5
+        factors[name] = (rng.normal(size=shape.shape) * size).astype(np.float32)
+    return factors
 
 
 def calibration_task(spec: RunSpec, prompt: Sequence[int], number: int) -> Task:

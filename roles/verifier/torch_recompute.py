@@ -36,7 +36,7 @@ class Recomputer:
     """A base model with one LoRA slot. Not for concurrent use; heavy: call it off the loop."""
 
     def __init__(self, model: PeftModel, eos_ids: Sequence[int], device: torch.device) -> None:
-        self._model: Any = model.get_base_model()
+        self._model: Any = _causal(model)
         self._head = logit_head(self._model)
         self._device = device
         self._eos_ids = torch.tensor(sorted(eos_ids), device=device)
@@ -127,6 +127,11 @@ class Recomputer:
             logprobs_NV = sampling_logprobs(self._head(hidden), row_params)
             parts.append(score_tokens(logprobs_NV, targets, self._eos_ids))
         return Scored.joined(parts)
+
+
+def _causal(model: Any) -> Any:
+    """The transformers model inside, whose layers carry the factors."""
+    return model.get_base_model()
 
 
 def split(scored: Scored, lengths: Sequence[int]) -> list[TokenFacts]:
