@@ -34,9 +34,11 @@ from protocol.runspec import RunSpec
 from roles.learner.learner import Learner
 from roles.ring import Ring
 from roles.sampler.sampler import Sampler
+from roles.standings import Standings
 from roles.tasks.open import describe_skipped, open_tasks
 from roles.tasks.prompts import Prompt, PromptBuilder
 from roles.tasks.taskset import Split, TaskSet
+from roles.verifier.auditor import PolicyAuditor
 from roles.verifier.checks import Rules
 from roles.verifier.rewards.scorer import Scorer
 from roles.verifier.verifier import Verifier
@@ -176,15 +178,43 @@ async def build_verifier(ground: Ground) -> Part:
     )
     scorer = Scorer(spec.rewards, workers=settings.threads or 1)
     await scorer.open()
+    offload = ThreadOffload("auditor")
+    auditor = await _open_auditor(ground, sorted(rules.eos_ids), offload) if spec.audit.rate else None
     verifier = Verifier(
         ground.ring("verifier"),
         rules,
         Detokenizer(tokenizer),
         scorer,
         trust=ground.presence.key_of,
+        auditor=auditor,
         drain_s=settings.grace_s,
     )
-    return Part("verifier", verifier.run, VectorClock, lambda: verifier.busy, scorer.close)
+
+    async def run(stop: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as group:
+            auditing = group.create_task(auditor.run()) if auditor else None
+            await verifier.run(stop)
+            if auditing:
+                auditing.cancel()
+
+    async def close() -> None:
+        await scorer.close()
+        await offload.close()
+
+    return Part("verifier", run, VectorClock, lambda: verifier.busy, close)
+
+
+async def _open_auditor(ground: Ground, eos_ids: Sequence[int], offload: ThreadOffload) -> PolicyAuditor:
+    """The verifier's second look, on this node's device: the run's model, loaded once more."""
+    from roles.verifier.torch_recompute import Recomputer
+
+    spec = ground.spec
+    device = only_device(await asyncio.to_thread(choose_device, ground.settings.device), "verifier")
+    recomputer = await offload(
+        lambda: Recomputer.open(ground.model.directory, spec.model, spec.lora, eos_ids, device)
+    )
+    ring = ground.ring("verifier")
+    return PolicyAuditor(ring, ground.store, recomputer, Standings(ring), offload=offload)
 
 
 _SPLITS: tuple[Split, ...] = ("train", "held_out")

@@ -23,7 +23,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, Va
 from protocol.arrays import ByteArray, FloatArray, IntArray
 from protocol.clock import VectorClock
 from protocol.limits import COMPLETION_TOKENS_MAX, COUNT_MAX, GROUP_SIZE_MAX
-from protocol.reasons import DeadReason, Unscorable
+from protocol.reasons import DeadReason, Judgement, Unscorable
 from protocol.spec import Name
 
 
@@ -224,6 +224,40 @@ class DeadLetter(Message):
     """The first bytes of the offending message."""
 
 
+class Finding(Message):
+    """One audited group that speaks against its sampler."""
+
+    group_id: GroupId
+    engine: Text
+    clock: VectorClock
+    """Of the policy that the group claims."""
+    flags: Annotated[tuple[Text, ...], FailFast(), Field(max_length=16)] = ()
+    """What was beyond its tolerance."""
+    numbers: dict[Text, float] = {}
+    """Statistics, and the evidence of each test after this group, in nats."""
+    group: ByteArray
+    """The sampler's signed RolloutGroup frame; empty if it was too large to keep."""
+
+
+class Standing(Message):
+    """What the verifiers hold of a sampler: told to it, obeyed by all, and the evidence for a person."""
+
+    run: Name
+    node: Name
+    public_key: Text
+    """The key that is judged."""
+    judgement: Judgement
+    judge: Name
+    """The verifier that found it, or the operator that lifted it."""
+    at: float
+    """Unix seconds."""
+    reason: Annotated[Text, Field(max_length=500)]
+    """What is wrong and what to do, in one line."""
+    audited: Tally = 0
+    """Groups of this key that the judge had audited."""
+    findings: Annotated[tuple[Finding, ...], FailFast(), Field(max_length=16)] = ()
+
+
 class Event(Message):
     """Telemetry: something happened at a node. Field names are the field's own (``reward``, ``ratio``…)."""
 
@@ -246,5 +280,5 @@ class RunState(Message):
 
 MESSAGE_TYPES: dict[str, type[Message]] = {
     cls.__name__: cls
-    for cls in (Task, RolloutGroup, VerifiedGroup, Head, NodeState, DeadLetter, Event, RunState)
+    for cls in (Task, RolloutGroup, VerifiedGroup, Head, NodeState, DeadLetter, Standing, Event, RunState)
 }

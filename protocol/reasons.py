@@ -20,6 +20,8 @@ class DeadReason(StrEnum):
     TOO_MANY_DELIVERIES = "too_many_deliveries"
     WRONG_RUN = "wrong_run"
     BAD_STRUCTURE = "bad_structure"
+    AUDIT_FAILED = "audit_failed"
+    QUARANTINED = "quarantined"
 
 
 class StructureFault(StrEnum):
@@ -43,6 +45,17 @@ class StructureFault(StrEnum):
     LENGTH_WITHOUT_LIMIT = "length_without_limit"
     CLOCK_UNKNOWN = "clock_unknown"
     SAMPLER_MISMATCH = "sampler_mismatch"
+
+
+class Judgement(StrEnum):
+    """What verifiers hold of a sampler's key; a key that nobody judged has none."""
+
+    WARNED = "warned"
+    """It malfunctions, and was told so; its groups are still used if they pass."""
+    QUARANTINED = "quarantined"
+    """Nothing that it signs is used."""
+    LIFTED = "lifted"
+    """A person looked at it and lets it work again."""
 
 
 class Unscorable(StrEnum):

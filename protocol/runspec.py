@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from protocol.audit_spec import AuditSpec
 from protocol.errors import OperatorError, one_line
 from protocol.limits import (
     BATCH_WRITES_MAX,
@@ -271,6 +272,7 @@ class RunSpec(Spec):
     staleness: StalenessSpec = StalenessSpec()
     store: StoreSpec
     eval: EvalSpec = EvalSpec()
+    audit: AuditSpec = AuditSpec()
 
     @model_validator(mode="after")
     def _rewards_are_distinct(self) -> Self:

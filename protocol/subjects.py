@@ -138,6 +138,15 @@ def node_key(node: str) -> str:
     return f"node.{node}"
 
 
+STANDINGS = "standing"
+"""Prefix of the keys, in the run bucket, that hold what verifiers hold of samplers."""
+
+
+def standing_key(public_key: str) -> str:
+    """KV key of a judged sampler, by the key that it signs with: names are cheap."""
+    return f"{STANDINGS}.{public_key}"
+
+
 GENESIS_KEY = "genesis"
 """KV key in the run bucket: digest and path of the genesis that was claimed."""
 

@@ -49,7 +49,9 @@ MAY_READ_ENVIRONMENT = ("node/settings.py", "tests/*", "bench/*", "examples/*", 
 
 _TORCH = (
     "roles/base_model.py",
+    "roles/torch_*.py",
     "roles/learner/torch_*.py",
+    "roles/verifier/torch_*.py",
     "roles/sampler/transformers_*.py",
     "node/devices.py",
     "node/models.py",

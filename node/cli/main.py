@@ -13,6 +13,7 @@ import typer
 
 from node.cli import (
     adapters_command,
+    audit_command,
     broker_command,
     demo_command,
     invite_command,
@@ -61,8 +62,10 @@ app.command("broker")(broker_command.broker)
 app.command("invite")(invite_command.invite)
 app.command("invitations")(invite_command.invitations)
 app.command("revoke")(invite_command.revoke)
+app.command("calibrate")(audit_command.calibrate)
 app.add_typer(adapters_command.app, name="adapters")
 app.add_typer(jobs_command.app, name="jobs")
+app.add_typer(audit_command.app, name="audit")
 
 
 @app.callback(invoke_without_command=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -29,11 +30,25 @@ REWARD_MAX = 1e6
 """Rewards beyond this are a fault: their sums must stay finite."""
 
 
+def nobody_is_refused(_key: str) -> str | None:
+    """Without audits there is no quarantine."""
+    return None
+
+
 class Collector:
     """Feeds one learner's buffer from the shared queue."""
 
-    def __init__(self, ring: Ring, buffer: Buffer, policies: Policies, credit: int) -> None:
-        """``credit`` bounds the groups this learner takes away from its peers."""
+    def __init__(
+        self,
+        ring: Ring,
+        buffer: Buffer,
+        policies: Policies,
+        credit: int,
+        refusal: Callable[[str], str | None] = nobody_is_refused,
+    ) -> None:
+        """``credit`` bounds the groups this learner takes away from its peers; ``refusal`` says why nothing
+        that a key signs is trained on."""
+        self._refusal = refusal
         self._ring = ring
         self._buffer = buffer
         self._policies = policies
@@ -81,7 +96,11 @@ class Collector:
         if await self._ring.given_up(delivery, Queue.VERIFIED, group_id):
             return
         try:
-            candidate = await self._open(verified, delivery)
+            signed = decode(verified.group.tobytes())
+            if refusal := self._refusal(signed.signer):
+                await self._ring.bury(delivery, Queue.VERIFIED, DeadReason.QUARANTINED, refusal, group_id)
+                return
+            candidate = await self._open(verified, signed.expect(RolloutGroup), delivery)
         except (DecodeError, StoreCorrupt, StoreNotFound, ValueError) as exc:
             detail = f"{type(exc).__name__}: {exc}"
             await self._ring.bury(delivery, Queue.VERIFIED, DeadReason.BAD_STRUCTURE, detail, group_id)
@@ -91,8 +110,7 @@ class Collector:
         else:  # after a fresh look: a fault of its sender
             self._buffer.drop(candidate, DropReason.AHEAD)
 
-    async def _open(self, verified: VerifiedGroup, delivery: Delivery) -> Candidate:
-        group = decode(verified.group.tobytes()).expect(RolloutGroup)
+    async def _open(self, verified: VerifiedGroup, group: RolloutGroup, delivery: Delivery) -> Candidate:
         task = decode(group.task.tobytes()).expect(Task)
         if why := fault(task, group, verified):
             raise ValueError(why)

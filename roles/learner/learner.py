@@ -44,6 +44,7 @@ from roles.learner.witness import Witness
 from roles.policy.compose import VERSION_ROUNDING
 from roles.policy.policies import Policies, Update
 from roles.ring import Ring, cancelled, nap, until
+from roles.standings import Standings
 from roles.tasks.prompts import Prompt
 
 IDLE_STEPS_MAX = 50
@@ -80,7 +81,8 @@ class Learner:
         self._buffer = Buffer(staleness.max_staleness, causal=staleness.causal)
         steps_in_hand = learner.publish_every + STEPS_WAITING_MAX + 1
         credit = learner.groups_per_update * steps_in_hand
-        self._collector = Collector(ring, self._buffer, self._policies, credit)
+        standings = Standings(ring)
+        self._collector = Collector(ring, self._buffer, self._policies, credit, standings.refusal)
         witness = Witness(ring, store)
         self._merger = Merger(ring, self._policies, witness, self._merged, self._collector.arrived)
         self._committer = Committer(ring, store, aside, self._on_commit)
@@ -94,7 +96,8 @@ class Learner:
         self._issuer = Issuer(ring, stream, lambda: self.clock, lambda: self._peers.count, alone)
         self._feeders = (self._issuer, self._collector)
         behind_the_step = (self._committer, self._merger, self._evaluator, self._caretaker)
-        self._keepers = (*behind_the_step, self._peers, self._janitor)
+        audits = (standings,) if ring.spec.audit.rate else ()
+        self._keepers = (*behind_the_step, self._peers, self._janitor, *audits)
         self._unpublished: list[Candidate] = []
         self._idle_steps = 0
         self.clock = GENESIS

@@ -10,7 +10,7 @@ V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from roles.learner.policy import Sample
 from roles.learner.torch_head import Head, TokenScores, chunked_scores
 from roles.learner.torch_packed_row import PackedRow
+from roles.torch_logit_head import head_settings, logit_head
 
 LOGITS_MAX = 1 << 23
 """Logits computed at once: 32 MiB in fp32, a few times that while their softmax and gradient live."""
@@ -141,40 +142,13 @@ def token_scores(
     return TokenScores(logprobs_NV.gather(-1, targets_N[:, None])[:, 0], entropy_N)
 
 
-def logit_head(model: Any) -> Callable[[Tensor], Tensor]:
-    """From hidden states [N, H] to logits [N, V] as ``model`` itself computes them.
-
-    Follows the config's ``logit_scale`` (Cohere), ``logits_scaling`` (Granite, a divisor) and
-    ``final_logit_softcapping`` (Gemma).
-    """
-    projection = model.get_output_embeddings()
-    factor, softcap = _head_settings(model)
-
-    def head(hidden: Tensor) -> Tensor:
-        logits: Tensor = projection(hidden)
-        if factor != 1:
-            logits = logits * factor
-        if softcap is not None:
-            logits = torch.tanh(logits / softcap) * softcap
-        return logits
-
-    return head
-
-
 def frozen_head(model: Any) -> Head | None:
     """The LM head as numbers; None if it is more than a frozen matrix (adapted, quantized, with a bias)."""
     projection = model.get_output_embeddings()
     plain = type(projection) is torch.nn.Linear and projection.bias is None
     if not plain or projection.weight.requires_grad:
         return None
-    return Head(projection.weight.detach(), *_head_settings(model))
-
-
-def _head_settings(model: Any) -> tuple[float, float | None]:
-    """What logits are multiplied with, and where they are capped."""
-    config = model.config.get_text_config()
-    scale, divisor = getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)
-    return float(scale or 1) / float(divisor or 1), getattr(config, "final_logit_softcapping", None)
+    return Head(projection.weight.detach(), *head_settings(model))
 
 
 def head_deviation(model: Any, token_ids: Sequence[int]) -> float:

@@ -204,6 +204,10 @@ class Policies:
                 )
         return PolicyVersion(clock, await self.version(clock), digest, factors)
 
+    def forget(self) -> None:
+        """Read every update anew from the store when it is asked for next."""
+        self._updates.clear()
+
     async def update(self, learner: str, count: int) -> Update:
         """One learner's cumulative update, verified. Raises StoreError if it cannot be had."""
         path = await self._index.path(learner, count)

@@ -22,7 +22,7 @@ from protocol.ports import Clock
 from roles.policy.compose import Factors, factors_digest
 from roles.sampler.engine import Sampled, SampleRequest
 from roles.sampler.residents import Residents, check_request
-from roles.sampler.streams import rollout_stream
+from roles.streams import rollout_stream
 
 Logits = NDArray[np.float64]
 
@@ -107,8 +107,7 @@ class FakeEngine:
         prompt = request.prompt_token_ids.tobytes()
         key = (policy_name, prompt)
         if key not in self._logits:
-            seed = [int(digest[:16], 16), zlib.crc32(prompt)]
-            self._logits[key] = np.random.default_rng(seed).normal(size=self._vocab_size)
+            self._logits[key] = made_up_logits(digest, prompt, self._vocab_size)
         return self._logits[key]
 
     def _rollout(self, logprobs: Logits, request: SampleRequest, index: int) -> Rollout:
@@ -138,6 +137,12 @@ class FakeEngine:
         finally:
             generation.cancel()
             closed.cancel()
+
+
+def made_up_logits(digest: str, prompt: bytes, vocab_size: int) -> Logits:
+    """The next token's logits [V] after any beginning of ``prompt``, under the factors of a digest."""
+    seed = [int(digest[:16], 16), zlib.crc32(prompt)]
+    return np.random.default_rng(seed).normal(size=vocab_size)
 
 
 def truncated_logprobs(logits: Logits, params: SamplingParams) -> Logits:

@@ -25,6 +25,7 @@ from roles.policy.compose import VERSION_ROUNDING
 from roles.policy.follower import PolicyFollower
 from roles.policy.policies import Policies, PolicyVersion
 from roles.ring import Ring, cancelled, until
+from roles.sampler.conscience import Conscience
 from roles.sampler.engine import Engine, Sampled, SampleRequest
 
 WHOLE_ENOUGH = 2
@@ -45,6 +46,7 @@ class Sampler:
         self._drain_s = drain_s
         self._policies = Policies(ring, store, offload)
         self._follower = PolicyFollower(ring, self._policies, self._on_policy)
+        self._conscience = Conscience(ring, self._reload)
         self._clocks: dict[str, VectorClock] = {}
         self._pins: dict[str, int] = {}
         self._newest: str | None = None
@@ -59,11 +61,12 @@ class Sampler:
         """Sample until ``stop``, then finish what is in hand. Raises StoreError if genesis is unusable."""
         async with asyncio.TaskGroup() as group:
             follower = group.create_task(self._follower.run())
+            conscience = group.create_task(self._conscience.run()) if self._ring.spec.audit.rate else None
             await until(stop, self._follower.reach(VectorClock()))
             async with asyncio.TaskGroup() as takers:
                 for queue in (Queue.TASK, Queue.EVAL_TASK):
                     takers.create_task(self._take(queue, stop))
-            follower.cancel()
+            await cancelled(follower, *([conscience] if conscience else []))
 
     async def _take(self, queue: Queue, stop: asyncio.Event) -> None:
         await self._ring.take_each(queue, self._credit(queue), self._handle, stop, self._drain_s)
@@ -138,6 +141,17 @@ class Sampler:
         if before is not None:
             await self._retire(before)
         await self._ring.tell("policy_loaded", version=policy.version, clock=policy.clock.text)
+
+    async def _reload(self) -> None:
+        """Fetch and load the newest policy as if for the first time: something made it another one here."""
+        if self._follower.current is None:
+            return
+        self._policies.forget()
+        policy = await self._policies.at(self.clock)
+        async with self._pinned(policy):
+            await self._engine.unload_policy(policy.name)
+            await self._engine.load_policy(policy.name, policy.factors, newest=True)
+            self._newest = policy.name
 
     @contextlib.asynccontextmanager
     async def _pinned(self, policy: PolicyVersion) -> AsyncIterator[None]:

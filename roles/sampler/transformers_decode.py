@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from protocol.errors import EngineError
 from protocol.messages import FinishReason, Rollout
 from roles.sampler.engine import Sampled, SampleRequest
-from roles.sampler.streams import rollout_stream
 from roles.sampler.transformers_cache import RowCache
 from roles.sampler.transformers_model import Adapter, ServedModel
 from roles.sampler.transformers_sampling import RowParams, draw, sampling_logprobs
+from roles.streams import rollout_stream
 
 
 @dataclass(eq=False, slots=True)

@@ -54,8 +54,12 @@ class GroupScorer(Protocol):
 class Auditor(Protocol):
     """A look behind a sound structure: did this policy sample these tokens?"""
 
-    async def audit(self, group: RolloutGroup, task: Task) -> str | None:
-        """What is wrong, in one line, or None."""
+    def refusal(self, public_key: str) -> str | None:
+        """Why nothing that a key signs is used, in one line, or None."""
+        ...
+
+    async def audit(self, group: RolloutGroup, task: Task, signed: Signed) -> str | None:
+        """What is wrong, in one line, or None. ``signed`` is the group as its sampler signed it."""
         ...
 
 
@@ -114,6 +118,9 @@ class Verifier:
             self.rejected += 1
             return
         group, signed = received
+        if self._auditor and (refusal := self._auditor.refusal(signed.signer)):
+            await self._reject(delivery, queue, DeadReason.QUARANTINED, refusal, group)
+            return
         try:
             task_signed = decode(group.task.tobytes())
             task = task_signed.expect(Task)
@@ -125,9 +132,8 @@ class Verifier:
             detail = f"{fault[0].value}: {fault[1]}"
             await self._reject(delivery, queue, DeadReason.BAD_STRUCTURE, detail, group)
             return
-        finding = await self._auditor.audit(group, task) if self._auditor else None
-        if finding is not None:
-            await self._reject(delivery, queue, DeadReason.BAD_STRUCTURE, f"audit: {finding}", group)
+        if self._auditor and (finding := await self._auditor.audit(group, task, signed)):
+            await self._reject(delivery, queue, DeadReason.AUDIT_FAILED, finding, group)
             return
         await self._score(delivery, queue, group, task, signed)
 

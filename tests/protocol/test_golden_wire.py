@@ -23,6 +23,7 @@ from protocol.messages import (
     MESSAGE_TYPES,
     DeadLetter,
     Event,
+    Finding,
     FinishReason,
     Head,
     Message,
@@ -31,11 +32,12 @@ from protocol.messages import (
     RolloutGroup,
     RunState,
     SamplingParams,
+    Standing,
     Task,
     Verdict,
     VerifiedGroup,
 )
-from protocol.reasons import DeadReason, Unscorable
+from protocol.reasons import DeadReason, Judgement, Unscorable
 from tests.protocol.forge import parts
 
 FOLDER = Path(__file__).resolve().parents[1] / "golden" / "wire"
@@ -99,6 +101,28 @@ def _verified(group: RolloutGroup, verdicts: tuple[Verdict, ...]) -> VerifiedGro
     )
 
 
+def _standing() -> Standing:
+    finding = Finding(
+        group_id="learner-1.41",
+        engine="transformers",
+        clock=CLOCK,
+        flags=("median",),
+        numbers={"median": 0.25},
+        group=np.arange(3, dtype=np.uint8),
+    )
+    return Standing(
+        run="golden",
+        node="sampler-1",
+        public_key=AUTHOR.public_key,
+        judgement=Judgement.QUARANTINED,
+        judge="verifier-1",
+        at=1764547200.25,
+        reason="it copies completions",
+        audited=7,
+        findings=(finding,),
+    )
+
+
 def _states() -> list[Message]:
     head = Head(
         run="golden",
@@ -141,6 +165,7 @@ def _states() -> list[Message]:
         head,
         node,
         dead,
+        _standing(),
         event,
         RunState(spec_json='{"name":"golden"}', spec_digest="0f" * 8, creator="a"),
     ]

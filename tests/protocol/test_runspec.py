@@ -221,6 +221,8 @@ def others(annotation: Any, value: Any) -> list[Any]:
     candidates: list[Any] = [word for word in literals(annotation) if word != value]
     if isinstance(value, int | float):
         candidates += [value + 1, value / 2 + 0.125, value + 2]
+    if isinstance(value, dict):
+        candidates.append({"another": next(iter(value.values())).model_dump()})
     return [*candidates, "x", 3, 0.5, ["x"]]
 
 

@@ -236,3 +236,18 @@ async def test_a_clock_so_old_that_the_store_forgot_it_is_stale(tmp_path: Path):
     assert scene.ground.dead == []
     assert not scene.buffer.ready(1, a_clock(**{"learner-1": 2}), 2.0)
     assert [drop.reason for drop in scene.buffer.take_dropped(9)] == [DropReason.STALE]
+
+
+@in_virtual_time
+async def test_a_group_of_a_quarantined_key_is_not_trained_on_whatever_its_verifier_says(tmp_path: Path):
+    scene = await Scene.at(tmp_path)
+    liar = an_identity("sampler-1").public_key
+    refuse = {liar: "sampler-1 was quarantined by verifier-1: it copies"}
+    policies = scene.collector._policies
+    collector = Collector(scene.collector._ring, scene.buffer, policies, 16, refuse.get)
+    await scene.send(a_verified_group())
+    async with running(collector):
+        await scene.ground.clock.sleep(1.0)
+    (letter,) = scene.ground.dead
+    assert (letter.reason, letter.detail) == (DeadReason.QUARANTINED, refuse[liar])
+    assert (len(scene.buffer.leases), scene.depth.total) == (0, 0)

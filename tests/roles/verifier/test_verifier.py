@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from protocol.codec import decode, encode
+from protocol.codec import Signed, decode, encode
 from protocol.messages import DeadLetter, RolloutGroup, Task
 from protocol.reasons import DeadReason, Unscorable
 from protocol.subjects import Queue
@@ -135,10 +135,13 @@ async def test_a_group_signed_by_somebody_else_is_buried():
 
 async def test_what_an_auditor_finds_is_buried_unscored():
     class Suspicious:
-        async def audit(self, group: RolloutGroup, task: Task) -> str | None:
+        def refusal(self, public_key: str) -> str | None:
+            return None
+
+        async def audit(self, group: RolloutGroup, task: Task, signed: Signed) -> str | None:
             return f"{group.sampler} lies about row {task.row}"
 
     stage = Stage()
     async with stage.verifier(HeldScorer(), auditor=Suspicious()):
         await stage.put(a_group())
-        assert (await stage.letter()).detail == "sampler-1: audit: sampler-1 lies about row 0"
+        assert (await stage.letter()).detail == "sampler-1: sampler-1 lies about row 0"
