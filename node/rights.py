@@ -23,6 +23,7 @@ from protocol.subjects import (
     GENESIS_KEY,
     HEADS,
     SPEC_KEY,
+    STANDINGS,
     Bucket,
     Names,
     Queue,
@@ -45,6 +46,8 @@ EXPORTS = (
     Export("$JS.ACK.*.*.>"),
     Export("$KV.*.>"),
     Export("$O.*.C.*.*"),
+    Export("$O.*.C.*"),
+    Export("$O.*.M.*"),
     Export(f"{_GRPO}.*.>"),
     Export(f"{_GRPO}.*.announce.*", stream=True),
 )
@@ -71,10 +74,13 @@ def _covers(pattern: str, subject: str) -> bool:
 
 
 def _any_peer(names: Names, node: str) -> Iterator[str]:
-    """Find the run, be present, see who else is, tell, and bury what cannot be used."""
+    """Find the run, its adapters and judgements; be present, see who else is, tell, and bury."""
     yield f"{_API}.STREAM.INFO.{names.kv_stream(Bucket.RUN)}"
     for key in (SPEC_KEY, FINISHED_KEY):
         yield _key_read(names, Bucket.RUN, key)
+    yield f"{_API}.DIRECT.GET.{names.kv_stream(Bucket.RUN)}"
+    for subjects in ("", f".$O.{names.adapter_bucket}.>"):
+        yield f"{_API}.DIRECT.GET.{names.adapter_stream}{subjects}"
     yield names.kv_subject(Bucket.NODE, node_key(node))
     yield f"{_API}.DIRECT.GET.{names.kv_stream(Bucket.NODE)}"
     yield names.event_subject("node", node)
@@ -104,6 +110,10 @@ def _learner(names: Names, node: str) -> Iterator[str]:
         yield names.kv_subject(Bucket.RUN, key)
     yield _key_read(names, Bucket.RUN, cursor_key(node))
     yield f"{_API}.DIRECT.GET.{names.dead_stream}"
+    # Adapters, where the broker holds them; a store is one place that all learners write.
+    for part in ("C", "M"):
+        yield f"$O.{names.adapter_bucket}.{part}.*"
+    yield f"{_API}.STREAM.INFO.{names.adapter_stream}"
 
 
 def _sampler(names: Names, node: str) -> Iterator[str]:
@@ -114,6 +124,9 @@ def _sampler(names: Names, node: str) -> Iterator[str]:
 
 
 def _verifier(names: Names, node: str) -> Iterator[str]:
+    yield from _follow(names)  # audits recompute under the claimed policy
+    yield names.kv_subject(Bucket.RUN, f"{STANDINGS}.*")
+    yield _key_read(names, Bucket.RUN, f"{STANDINGS}.*")
     for queue, result in ((Queue.ROLLOUT, Queue.VERIFIED), (Queue.EVAL_ROLLOUT, Queue.EVAL_VERIFIED)):
         yield from _take(names, queue)
         yield from _give(names, result, node)

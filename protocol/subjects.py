@@ -98,6 +98,11 @@ class Names:
         """Object Store bucket that is the run's adapter store, where that is ``nats://``."""
         return f"grpo_{self.run}_adapters"
 
+    @property
+    def adapter_stream(self) -> str:
+        """Stream behind that bucket."""
+        return f"OBJ_{self.adapter_bucket}"
+
     def announce_subject(self, learner: str) -> str:
         """Where the broker republishes committed heads; ``learner`` may be ``*``."""
         return f"{self.root}.announce.{learner}"

@@ -9,14 +9,16 @@ from typing import Any, TypeVar
 
 import pytest
 
+from node.entry_cache import EntryCache
 from node.rights import EXPORTS, imports
 from node.run_bus import find_run
 from node.system_clock import SystemClock
 from protocol.codec import encode
+from protocol.errors import BusError, StoreUnavailable
 from protocol.limits import INLINE_BYTES_MAX
 from protocol.messages import RunState
-from protocol.subjects import SPEC_KEY, Bucket, Queue
-from tests.build import an_identity
+from protocol.subjects import SPEC_KEY, STANDINGS, Bucket, Queue, standing_key
+from tests.build import an_entry, an_identity
 from tests.isolation.ground import Guarded, SeenAccess
 from tests.sim.site import Site
 from tests.sim.swarm import World, a_small_run
@@ -26,6 +28,14 @@ T = TypeVar("T")
 SELDOM = (
     ("$O.*.C.*.*", "payloads by reference: the ring of this test is too small for one"),
     ("$JS.API.DIRECT.GET.OBJ_*", "the same, read"),
+    ("$O.*_adapters.*.*", "adapters in the broker; this run's lie elsewhere"),
+    ("$JS.API.DIRECT.GET.OBJ_*_adapters.>", "the same, read"),
+    ("$JS.API.STREAM.INFO.OBJ_*_adapters", "the same, listed"),
+    ("$KV.*_run.standing.*", "this run audits nobody"),
+    ("$JS.API.DIRECT.GET.KV_*_run.$KV.*.standing.*", "the same, read"),
+    ("$JS.API.DIRECT.GET.KV_*_run", "the same, of all samplers"),
+    ("$JS.API.DIRECT.GET.KV_*_run.$KV.*.genesis", "a verifier needs it for audits"),
+    ("$JS.API.DIRECT.GET.KV_*_policy", "the same"),
     ("$JS.API.DIRECT.GET.grpo_*", "whether a message whose payload is gone was settled; dead letters"),
     ("$JS.API.CONSUMER.INFO.grpo_*.*", "depth of a queue whose groups do not come; every taker asks it, too"),
     ("$JS.API.STREAM.INFO.KV_*_policy", "to list more keys than one answer holds"),
@@ -151,3 +161,40 @@ def test_a_node_writes_under_its_own_name_only():
     written = [r for r in rights if r.startswith(("grpo.", "$KV.", "$O."))]
     assert all("bob" in subject.split(".") or ".announce." in subject for subject in written)
     assert not any("verified" in right or "rollout.*" in right for right in rights)
+
+
+async def test_adapters_in_the_broker_are_written_by_learners_and_read_by_all(
+    guarded: Guarded, tmp_path: Path
+):
+    await guarded.owner.create_adapter_store()
+    stores = {}
+    for role in ("learner", "sampler", "verifier"):
+        bus = await guarded.bus(role, node=f"{role}-1")
+        stores[role] = bus.adapter_store(EntryCache(tmp_path / role), timeout_s=5)
+    manifest, files = an_entry()
+    for role in ("sampler", "verifier"):
+        with pytest.raises(StoreUnavailable):
+            await stores[role].publish(manifest, files)
+    assert await stores["learner"].list("") == []
+    await stores["learner"].publish(manifest, files)
+    for store in stores.values():
+        copy = await store.fetch(manifest.path)
+        assert {name: (copy / name).read_bytes() for name in files} == files
+    assert await stores["learner"].list("") == [manifest.path]
+    await stores["learner"].delete(manifest.path)
+    assert await stores["learner"].list("") == []
+
+
+async def test_verifiers_judge_samplers_and_samplers_nobody(guarded: Guarded):
+    learner, sampler, verifier = [
+        await guarded.bus(role, node=f"{role}-1") for role in ("learner", "sampler", "verifier")
+    ]
+    key = standing_key(an_identity("sampler-1").public_key)
+    await verifier.put(Bucket.RUN, key, b"refused", expected=0)
+    for peer in (learner, sampler):
+        assert set(await peer.list(Bucket.RUN, STANDINGS)) == {key}
+        with pytest.raises(BusError):
+            await peer.put(Bucket.RUN, key, b"innocent")
+    entry = await verifier.get(Bucket.RUN, key)
+    assert entry is not None
+    assert entry.value == b"refused"
