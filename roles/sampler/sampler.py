@@ -32,6 +32,9 @@ WHOLE_ENOUGH = 2
 
 RELEASE_DELAY_S = 1.0
 
+CONCLUDING_PART = 0.2
+"""Last part of a drain, kept for passing on what is finished of groups that are not."""
+
 
 class Sampler:
     """One sampler of a run."""
@@ -46,8 +49,11 @@ class Sampler:
         self._policies = Policies(ring, store, offload)
         self._follower = PolicyFollower(ring, self._policies, self._on_policy)
         self._clocks: dict[str, VectorClock] = {}
+        self._versions: dict[str, float] = {}
+        """Of policies under which a group may still run."""
         self._pins: dict[str, int] = {}
         self._newest: str | None = None
+        self._ending = False
         self.busy = 0
 
     @property
@@ -60,13 +66,22 @@ class Sampler:
         async with asyncio.TaskGroup() as group:
             follower = group.create_task(self._follower.run())
             await until(stop, self._follower.reach(VectorClock()))
+            concluding = group.create_task(self._conclude(stop))
             async with asyncio.TaskGroup() as takers:
                 for queue in (Queue.TASK, Queue.EVAL_TASK):
                     takers.create_task(self._take(queue, stop))
+            concluding.cancel()
             follower.cancel()
 
     async def _take(self, queue: Queue, stop: asyncio.Event) -> None:
         await self._ring.take_each(queue, self._credit(queue), self._handle, stop, self._drain_s)
+
+    async def _conclude(self, stop: asyncio.Event) -> None:
+        """Before the time of a drain is up, let finished rollouts go on without the others of their group."""
+        await stop.wait()
+        await self._ring.clock.sleep(self._drain_s * (1 - CONCLUDING_PART))
+        self._ending = True
+        await self._engine.conclude()
 
     def _credit(self, queue: Queue) -> int:
         """Groups to keep in hand: one batch that runs and one that waits, so that others get the rest."""
@@ -84,14 +99,14 @@ class Sampler:
             async with self._ring.alive(delivery):
                 sampled = await self._sample(task)
                 if len(sampled.rollouts) < min(WHOLE_ENOUGH, task.group_size):
-                    self._ring.log.warning("group_missed_deadline", group=task.group_id)
-                    await delivery.release(RELEASE_DELAY_S)
+                    self._ring.log.warning("group_unfinished", group=task.group_id)
+                    await delivery.release(0.0 if self._ending else RELEASE_DELAY_S)
                     return
                 await self._pass_on(task, signed, sampled, queue)
             await self._ring.settle(delivery)
         except (EngineError, StoreError) as exc:
             self._ring.log.warning("task_returned", group=task.group_id, error=str(exc))
-            await delivery.release(RELEASE_DELAY_S)
+            await delivery.release(0.0 if self._ending else RELEASE_DELAY_S)
         except MessageTooLarge as exc:
             detail = f"the group is too large to send: {exc}"
             await self._ring.bury(delivery, queue, DeadReason.BAD_STRUCTURE, detail, task.group_id)
@@ -137,7 +152,19 @@ class Sampler:
             before, self._newest = self._newest, policy.name
         if before is not None:
             await self._retire(before)
+        await self._abandon(policy)
         await self._ring.tell("policy_loaded", version=policy.version, clock=policy.clock.text)
+
+    async def _abandon(self, newest: PolicyVersion) -> None:
+        """Stop groups that began so long ago that learners at the newest policy would drop them.
+
+        Their tasks go back to the queue, to begin anew under a policy that is of use.
+        """
+        self._versions[newest.name] = newest.version
+        oldest = newest.version - self._ring.spec.staleness.max_staleness - VERSION_ROUNDING
+        for name in [name for name, version in self._versions.items() if version < oldest]:
+            del self._versions[name]
+            await self._engine.abandon(name)
 
     @contextlib.asynccontextmanager
     async def _pinned(self, policy: PolicyVersion) -> AsyncIterator[None]:

@@ -78,7 +78,7 @@ def admit(
             break
         load = grown
         jobs.add(job)
-        job.adapter = adapter_of(job)
+        job.adapter, job.begun = adapter_of(job), True
         chunks.append(Chunk(job, job.adapter, tuple(job.waiting[:count])))
         del job.waiting[:count]
         if job.waiting:

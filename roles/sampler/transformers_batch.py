@@ -35,6 +35,8 @@ class Job:
     adapter: Adapter | None
     """None until the first rows start, if the request asks for the newest policy."""
     future: Future[Sampled] = field(default_factory=Future)
+    begun: bool = False
+    """Rows have started, under ``adapter``."""
     started_at: float | None = None
     concluded: bool = False
     """What is finished is enough."""
@@ -98,9 +100,7 @@ class _Row:
 class Batch:
     """Rows that step together. ``step`` while ``live`` is not 0 or somebody joins."""
 
-    def __init__(
-        self, model: ServedModel, eos_ids: frozenset[int], monotonic: Callable[[], float]
-    ) -> None:
+    def __init__(self, model: ServedModel, eos_ids: frozenset[int], monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._model = model
         self._eos_ids = eos_ids

@@ -160,7 +160,7 @@ class TransformersEngine:
     async def conclude(self) -> None:
         """Resolve what runs with the rollouts that are finished, at the next step; fail what waits."""
         for job in tuple(self._jobs):
-            if job.started_at is None:
+            if not job.begun:
                 job.fail(EngineError("the engine concludes its work"))
             job.concluded = True
         self._enqueue()

@@ -74,7 +74,11 @@ class LlamaLayers:
         names = {id(linear): name for name, linear in targets.items()}
         sites: list[Site] = []
         self._serving = serving
-        self._embed, self._rotary, self._norm = model.model.embed_tokens, model.model.rotary_emb, model.model.norm
+        self._embed, self._rotary, self._norm = (
+            model.model.embed_tokens,
+            model.model.rotary_emb,
+            model.model.norm,
+        )
         attention = model.model.layers[0].self_attn
         self._size = attention.head_dim
         self._heads = attention.q_proj.out_features // self._size

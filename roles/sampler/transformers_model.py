@@ -66,7 +66,9 @@ class ModelFacts:
 
     def place(self, name: str, factors: Factors) -> Adapter:
         """Copy checked factors to the device."""
-        return Adapter(name, tuple(site.factors(factors, self.lora_scale, self.device) for site in self.sites))
+        return Adapter(
+            name, tuple(site.factors(factors, self.lora_scale, self.device) for site in self.sites)
+        )
 
 
 class ServedModel:

@@ -127,7 +127,10 @@ def test_drawn_frequencies_follow_a_truncated_distribution():
     counts = np.bincount(tokens.numpy(), minlength=600)
     assert counts[expected == 0].sum() == 0
     common = expected >= 5
-    cells = [*zip(counts[common], expected[common], strict=True), (counts[~common].sum(), expected[~common].sum())]
+    cells = [
+        *zip(counts[common], expected[common], strict=True),
+        (counts[~common].sum(), expected[~common].sum()),
+    ]
     chi_square = sum((seen - wanted) ** 2 / wanted for seen, wanted in cells if wanted)
     freedom = len(cells) - 1
     assert chi_square < freedom + 5 * np.sqrt(2 * freedom)
