@@ -71,7 +71,7 @@ class Engine(Protocol):
         ...
 
     async def conclude(self) -> None:
-        """Resolve every request that runs with the rollouts it has finished; fail those that have not begun."""
+        """Resolve what runs with the rollouts that are finished; fail what has not begun."""
         ...
 
     async def close(self) -> None:

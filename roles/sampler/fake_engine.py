@@ -130,7 +130,7 @@ class FakeEngine:
 
     @contextlib.asynccontextmanager
     async def _slot(self, concluded: asyncio.Event) -> AsyncIterator[None]:
-        """A place among the groups that run. Raises EngineError if the engine concludes before there is one."""
+        """A place among the groups that run. Raises EngineError if the engine concludes first."""
         place = asyncio.ensure_future(self._slots.acquire())
         waiting = asyncio.ensure_future(concluded.wait())
         try:
@@ -148,9 +148,10 @@ class FakeEngine:
         """Sleep, unless somebody abandons or concludes the request; tells when that ended."""
         early: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         asleep = asyncio.ensure_future(self._clock.sleep(seconds))
+        both: set[asyncio.Future[Any]] = {early, asleep}
         self._running[early] = request, policy
         try:
-            await asyncio.wait({early, asleep}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             return early.result() if early.done() else self._clock.monotonic()
         finally:
             del self._running[early]

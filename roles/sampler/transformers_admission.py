@@ -1,7 +1,7 @@
 """Who joins the batch next: in order of arrival, while rows, memory and this step's time for prompts last.
 
-Pure: reads the queue and the batch, and says which chunks start. A request that has to wait holds up the later
-ones, so that a large one is not passed by for ever. One that fits no batch goes in pieces.
+Pure: reads the queue and the batch, and says which chunks start. A request that has to wait holds up the
+later ones, so that a large one is not passed by for ever. One that fits no batch goes in pieces.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Limits:
     groups: int | None
     """Requests at once; None if only rows and tokens count."""
     prompt_tokens: int
-    """Prompt tokens that one step takes in, so that rows which decode do not wait long; one prompt always may."""
+    """Prompt tokens that one step takes in, one prompt at least, so that rows which decode do not wait long."""
 
 
 @dataclass(slots=True)

@@ -2,8 +2,8 @@
 
     Job (a request) ──▶ Chunk (some of its rollouts) ──▶ rows of the Batch
 
-Chunks join between steps and rows leave as soon as they finish, are cancelled, or meet their deadline. A row keeps
-the policy it began with. Nothing here knows threads or queues.
+Chunks join between steps and rows leave as soon as they finish, are cancelled, or meet their deadline. A
+row keeps the policy it began with. Nothing here knows threads or queues.
 """
 
 from __future__ import annotations

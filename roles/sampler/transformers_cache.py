@@ -1,14 +1,15 @@
-"""Keys and values of all live rows: each prompt once for its whole group, each completion in a row of its own.
+"""Keys and values of all live rows: each prompt once for its whole group, each completion in a row of its
+own.
 
     prompts [C, K, P, D]   one entry for each chunk, read by all of its rows
     own     [N, K, L, D]   what each row has sampled; live rows are packed at the front
 
 Buffers are allocated in blocks and written in place: a step copies nothing but the new token. A query attends
-both parts at once: scores of either part, one softmax over both, and the sum of both products. So a token costs
-the memory traffic of its own completion plus its share of the prompt's.
+both parts at once: scores of either part, one softmax over both, and the sum of both products. So a token
+costs the memory traffic of its own completion plus its share of the prompt's.
 
-Legend: C chunks, N rows, W rows of the widest chunk, H query heads, K key-value heads, R = H / K, P tokens of the
-longest prompt, L of the longest completion, D head size, T tokens.
+Legend: C chunks, N rows, W rows of the widest chunk, H query heads, K key-value heads, R = H / K, P tokens
+of the longest prompt, L of the longest completion, D head size, T tokens.
 """
 
 from __future__ import annotations
@@ -214,7 +215,6 @@ class SharedCache:
         *,
         scale: float,
         window: int | None = None,
-        softcap: float | None = None,
     ) -> Tensor:
         """Store this step's keys and values and attend to everything before them: [N, H, D]."""
         rows, heads, size = query_NHD.shape
@@ -232,8 +232,6 @@ class SharedCache:
         to_prompt = _by_row(_product(_by_chunk(query, step), keys.transpose(1, 2)), step, kv_heads)
         to_own = _product(query.flatten(0, 1), own_keys.transpose(1, 2)).view(*query.shape[:3], step.own)
         scores = torch.cat([to_prompt, to_own], -1)
-        if softcap is not None:
-            scores = torch.tanh(scores / softcap) * softcap
         if (mask := step.mask_for(window)) is not None:
             scores = scores + mask
         weights = torch.softmax(scores, -1).to(values.dtype)

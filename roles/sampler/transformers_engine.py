@@ -4,9 +4,9 @@
        ▲                                        │
        └────────── each job's own future ◀──────┘
 
-Rows of many groups and several policies decode together; whoever waits joins between two steps, under the newest
-policy of that moment. With ``groups_per_batch=1`` a request always runs alone, so that its result depends on
-nothing but itself.
+Rows of many groups and several policies decode together; whoever waits joins between two steps, under the
+newest policy of that moment. With ``groups_per_batch=1`` a request always runs alone, so that its result
+depends on nothing but itself.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ class TransformersEngine:
     ) -> TransformersEngine:
         """Load a model directory and start. Takes seconds: call it off the event loop.
 
-        ``rows_max`` bounds the rollouts that decode together, ``groups_per_batch`` the requests (None: only rows
-        and memory count), ``tokens_max`` the tokens whose keys and values are held (None: what the free memory
-        takes). Raises OperatorError if the model, the LoRA or ``eos_ids`` do not fit.
+        ``rows_max`` bounds the rollouts that decode together, ``groups_per_batch`` the requests (None: only
+        rows and memory count), ``tokens_max`` the tokens whose keys and values are held (None: what the
+        free memory takes). Raises OperatorError if the model, the LoRA or ``eos_ids`` do not fit.
         """
         torch.set_num_threads(threads)
         model = ServedModel.load(model_dir, lora, device=device, dtype=dtype, bits=bits)
@@ -111,7 +111,7 @@ class TransformersEngine:
             threads=threads,
             tokens_max=tokens_max,
         )
-        limits = engine._limits  # noqa: SLF001 its own
+        limits = engine._limits
         log.info("engine_opened", engine=engine.name, rows_max=rows_max, tokens_max=limits.tokens)
         return engine
 

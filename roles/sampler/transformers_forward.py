@@ -1,7 +1,7 @@
 """The two forward passes of decoding by the model's own code, whatever its architecture.
 
-Transformers calls the attention that is registered here: for a prompt it is plain scaled-dot-product attention,
-for a step of decoding it is ``SharedCache.attend``. Everything else is the model's.
+Transformers calls the attention that is registered here: for a prompt it is plain scaled-dot-product
+attention, for a step of decoding it is ``SharedCache.attend``. Everything else is the model's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from roles.sampler.transformers_lora import LoraLinear, Serving, Site, replace
 SHARED_ATTENTION = "grpo_node_shared"
 """Name of this implementation among those of transformers."""
 
-UNDERSTOOD = {"dropout", "scaling", "softcap", "sliding_window", "is_causal", "position_ids", "use_cache"}
+UNDERSTOOD = {"dropout", "scaling", "sliding_window", "is_causal", "position_ids", "use_cache"}
 """Settings of attention that decoding honours, or that change nothing here."""
 
 
@@ -49,7 +49,6 @@ def attend(
         value[:, :, 0],
         scale=settings.get("scaling") or query.shape[-1] ** -0.5,
         window=settings.get("sliding_window"),
-        softcap=settings.get("softcap"),
     )
     return out.unsqueeze(1), None
 
@@ -83,7 +82,8 @@ class OwnForward:
         for name, module in list(model.named_modules()):
             if type(module) is nn.Linear:
                 replace(model, name, _packed(module))
-        model.config.get_text_config()._attn_implementation = SHARED_ATTENTION  # noqa: SLF001 see the docstring
+        # The public setter asks what the architecture supports; whether this works is tried out instead.
+        model.config.get_text_config()._attn_implementation = SHARED_ATTENTION  # noqa: SLF001
 
     def prefill(self, ids_CT: Tensor, mask_CT: Tensor | None) -> tuple[Tensor, list[LAYER]]:
         """Run prompts that are padded on the left: the last token's logits [C, V], and each layer's cache."""
@@ -92,7 +92,8 @@ class OwnForward:
             positions = (mask_CT.long().cumsum(-1) - 1).clamp(min=0)
         cache = DynamicCache()
         logits = self._forward(ids_CT, positions, mask_CT, cache)
-        return logits, [(layer.keys, layer.values) for layer in cache.layers]
+        layers: list[Any] = list(cache.layers)
+        return logits, [(layer.keys, layer.values) for layer in layers]
 
     def decode(self, tokens_N: Tensor, positions_N: Tensor, cache: SharedCache, step: Step) -> Tensor:
         """One more token for every row: logits [N, V]."""

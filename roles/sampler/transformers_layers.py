@@ -1,11 +1,12 @@
 """The two forward passes of decoding by layers of our own, for models built like Llama.
 
-Fewer and larger operations than the model's own code: queries, keys and values come from one product, gate and up
-from another, queries and keys are rotated together, and rows are a plain matrix. Who uses this compares it with
-the model's own forward pass first: an architecture that looks the same and computes something else is found so.
+Fewer and larger operations than the model's own code: queries, keys and values come from one product, gate
+and up from another, queries and keys are rotated together, and rows are a plain matrix. Who uses this
+compares it with the model's own forward pass first: an architecture that looks the same and computes
+something else is found so.
 
-Legend: T tokens of all rows in one matrix, C prompts, L tokens of the longest, N rows, H query heads, K key-value
-heads, D head size.
+Legend: T tokens of all rows in one matrix, C prompts, L tokens of the longest, N rows, H query heads, K
+key-value heads, D head size.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _Layer:
 
 
 def looks_like_llama(model: Any) -> bool:
-    """Whether every part that these layers know is there, of the expected kind, and nothing looks back a window."""
+    """Whether every part that these layers know is there and of the expected kind, and no other."""
     config = model.config.get_text_config()
     body, head = getattr(model, "model", None), getattr(model, "lm_head", None)
     layers = getattr(body, "layers", None)
@@ -68,7 +69,7 @@ def _has_the_parts(layer: Any) -> bool:
 
 
 class LlamaLayers:
-    """A model's weights, merged and packed. Takes over the weights of the model, which is of no use afterwards."""
+    """A model's weights, merged and packed. The model they are taken from is of no use afterwards."""
 
     def __init__(self, model: Any, targets: dict[str, nn.Linear], serving: Serving) -> None:
         names = {id(linear): name for name, linear in targets.items()}
@@ -175,7 +176,8 @@ class LlamaLayers:
         return self._serving.add(site, product(x), x)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self._apply(self._head, self._head_site, self._norm(hidden))
+        logits: Tensor = self._apply(self._head, self._head_site, self._norm(hidden))
+        return logits
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

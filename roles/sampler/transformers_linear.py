@@ -1,8 +1,8 @@
 """Linear layers for decoding: on the CPU with weights packed for few rows.
 
-A step multiplies 1 to some 100 rows with every weight. The plain product is made for more: with weights laid out
-in advance, as oneDNN does for compiled models, two threads of a Zen 3 take a third to a half off the time up to
-32 rows, and more off the LM head (docs/LOG.md).
+A step multiplies 1 to some 100 rows with every weight. The plain product is made for more: with weights
+laid out in advance, as oneDNN does for compiled models, two threads of a Zen 3 take a third to a half off
+the time up to 32 rows, and more off the LM head (docs/LOG.md).
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ def can_pack(weight: Tensor) -> bool:
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32
-        and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
+        and bool(torch.backends.mkldnn.is_available())
     )
 
 

@@ -1,12 +1,13 @@
 """LoRA while serving: many adapters resident, each row of a batch under its own.
 
-PEFT decides which modules carry LoRA and how their factors are called, so that names agree with the learner's. A
-*site* is a place where a product with the base happens: one module, or several of the same input merged into
-one. Its adapter is ``s·B(Ax)`` with the A of its modules side by side and their B on a diagonal, in fp32, as PEFT
-computes it. Exchanging adapters is exchanging references, so a switch costs nothing.
+PEFT decides which modules carry LoRA and how their factors are called, so that names agree with the
+learner's. A *site* is a place where a product with the base happens: one module, or several of the same
+input merged into one. Its adapter is ``s·B(Ax)`` with the A of its modules side by side and their B on a
+diagonal, in fp32, as PEFT computes it. Exchanging adapters is exchanging references, so a switch costs
+nothing.
 
-Merging B·A into W was measured and not adopted: it would save up to a tenth of a step, but costs a second copy of
-the weights and a pass over all of them a switch, and rounds a bf16 update away.
+Merging B·A into W was measured and not adopted: it would save up to a tenth of a step, but costs a second
+copy of the weights and a pass over all of them a switch, and rounds a bf16 update away.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What is computed together: output widths in order, and for each the module's name if it carries LoRA."""
+    """What is computed together: output widths, and for each the name of its module if that carries LoRA."""
 
     outs: tuple[int, ...]
     names: tuple[str | None, ...]
@@ -71,7 +72,7 @@ class Serving:
         self._parts: Sequence[tuple[Tensor | None, Adapter]] = ()
 
     def serve(self, adapters: Sequence[Adapter], device: torch.device) -> None:
-        """Row n goes under ``adapters[n]``; a pass over one sequence of rows under one adapter names it once."""
+        """Row n goes under ``adapters[n]``; where all go under one, it may be named once."""
         distinct = dict.fromkeys(adapters)
         if len(distinct) == 1:
             self._parts = [(None, adapters[0])]
@@ -82,7 +83,7 @@ class Serving:
         self._parts = [(torch.tensor(mine, device=device), adapter) for adapter, mine in rows.items()]
 
     def add(self, site: int, result: Tensor, x: Tensor) -> Tensor:
-        """Add the adapters' part at ``site`` to ``result`` [T, out], where x is [T, in]. May work in place."""
+        """Add the adapters' part at ``site`` to ``result`` [T, out]; x is [T, in]. May work in place."""
         assert self._parts, "adapters are chosen before the first forward pass"
         for rows, adapter in self._parts:
             pair = adapter.sites[site]

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 SHARES = {"cpu": 0.5, "cuda": 0.8, "mps": 0.6}
-"""Part of the free memory that keys and values may take. The rest is for activations, logits, adapters, and on a
-CPU for the other peers of the machine."""
+"""Part of the free memory that keys and values may take. The rest is for activations, logits, adapters, and
+on a CPU for the other peers of the machine."""
 
 
 def free_bytes(device: torch.device) -> int:

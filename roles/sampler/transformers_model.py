@@ -1,7 +1,7 @@
-"""The base model with LoRA sites, and the two forward passes of decoding: a prompt, and one token for every row.
+"""The base model with LoRA sites, and the two forward passes of decoding: a prompt, one token for every row.
 
-A model built like Llama is served by layers of our own (``transformers_layers.py``) if these give what its own
-forward pass gives; any other by its own code (``transformers_forward.py``).
+A model built like Llama is served by layers of our own (``transformers_layers.py``) if these give what its
+own forward pass gives; any other by its own code (``transformers_forward.py``).
 """
 
 from __future__ import annotations
@@ -42,11 +42,17 @@ class Forward(Protocol):
     """A way to compute the two forward passes."""
 
     @property
-    def sites(self) -> tuple[Site, ...]: ...
+    def sites(self) -> tuple[Site, ...]:
+        """Where adapters come in."""
+        ...
 
-    def prefill(self, ids: Tensor, mask: Tensor | None, /) -> tuple[Tensor, list[LAYER]]: ...
+    def prefill(self, ids: Tensor, mask: Tensor | None, /) -> tuple[Tensor, list[LAYER]]:
+        """Run prompts [C, T] that are padded on the left: the last logits [C, V], each layer's cache."""
+        ...
 
-    def decode(self, tokens: Tensor, positions: Tensor, cache: SharedCache, step: Step, /) -> Tensor: ...
+    def decode(self, tokens: Tensor, positions: Tensor, cache: SharedCache, step: Step, /) -> Tensor:
+        """One more token for every row: logits [N, V]."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
