@@ -25,7 +25,7 @@ class Limits:
     groups: int | None
     """Requests at once; None if only rows and tokens count."""
     prompt_tokens: int
-    """Prompt tokens that one step takes in, one prompt at least, so that rows which decode do not wait long."""
+    """Prompt tokens that one step takes in, one prompt at least: rows that decode wait for it."""
 
 
 @dataclass(slots=True)

@@ -1,8 +1,9 @@
-"""Continuous batching: who joins, who leaves, under which policy, within which memory, on which architectures."""
+"""Continuous batching: who joins and leaves, under which policy, in which memory, on which architectures."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ async def test_who_waits_joins_as_soon_as_rows_leave(model_dir, monkeypatch):
     groups = await together(rig, requests)
     await rig.engine.close()
     assert max(rows for rows, _ in steps) <= 8
-    grew = [after for (before, _), (after, _) in zip(steps, steps[1:], strict=False) if after > before]
+    grew = [after for (before, _), (after, _) in itertools.pairwise(steps) if after > before]
     assert len(grew) >= 3, "rows joined others that were decoding"
     assert worst_difference(model_dir, factors, requests, groups) < 1e-4
 
