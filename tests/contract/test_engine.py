@@ -252,37 +252,6 @@ async def test_an_unloaded_policy_serves_who_has_it_and_nobody_else(rig):
     assert len((await running).rollouts) == 4
 
 
-async def test_abandoning_a_policy_fails_who_took_it_as_the_newest_and_nobody_else(rig):
-    rig.hold()
-    params = SamplingParams(max_new_tokens=40)
-    newest = asyncio.ensure_future(rig.engine.sample(a_request(params=params)))
-    by_name = asyncio.ensure_future(rig.engine.sample(a_request(policy="v1", params=params)))
-    await rig.begun()
-    await rig.engine.load_policy("v2", some_factors(rig.shapes, 2), newest=True)
-    await rig.engine.abandon("v1")
-    rig.release()
-    with pytest.raises(EngineError, match="too old"):
-        await newest
-    assert len((await by_name).rollouts) == 4
-    assert (await rig.engine.sample(a_request())).policy == "v2"
-
-
-async def test_concluding_hands_over_what_is_finished_and_fails_what_has_not_begun(rig):
-    params = SamplingParams(max_new_tokens=80)
-    rig.hold()
-    running = [asyncio.ensure_future(rig.engine.sample(a_request(seed=n, params=params))) for n in range(2)]
-    await rig.begun()
-    late = asyncio.ensure_future(rig.engine.sample(a_request()))
-    await asyncio.sleep(0)
-    await rig.engine.conclude()
-    rig.release()
-    for sampled in await asyncio.gather(*running):
-        assert (sampled.policy, len(sampled.rollouts) < 4) == ("v1", True)
-    with pytest.raises(EngineError, match="concludes"):
-        await late
-    assert len((await rig.engine.sample(a_request())).rollouts) == 4, "who comes later is served"
-
-
 async def test_without_a_policy_nothing_is_sampled(bare):
     with pytest.raises(EngineError, match="no policy"):
         await bare.engine.sample(a_request())
