@@ -7,6 +7,7 @@ attention, for a step of decoding it is ``SharedCache.attend``. Everything else 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -71,14 +72,14 @@ class _Passing(Cache):
 class OwnForward:
     """A model's own forward pass, with LoRA sites put where its target modules were."""
 
-    def __init__(self, model: Any, targets: dict[str, nn.Linear], serving: Serving) -> None:
-        """Take over ``model``: its linear layers are packed where that pays."""
+    def __init__(self, model: Any, targets: Sequence[str], serving: Serving) -> None:
+        """Take over ``model``: its linear layers are packed where that pays. ``targets`` carry LoRA."""
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._model = model
-        self.sites = tuple(Site((linear.out_features,), (name,)) for name, linear in targets.items())
-        for site, (name, linear) in enumerate(targets.items()):
-            replace(model, name, LoraLinear(_packed(linear), serving, site))
+        self.sites = tuple(Site((model.get_submodule(name).out_features,), (name,)) for name in targets)
+        for site, name in enumerate(targets):
+            replace(model, name, LoraLinear(_packed(model.get_submodule(name)), serving, site))
         for name, module in list(model.named_modules()):
             if type(module) is nn.Linear:
                 replace(model, name, _packed(module))
@@ -118,6 +119,7 @@ class OwnForward:
         return logits
 
 
-def _packed(linear: nn.Linear) -> nn.Module:
+def _packed(linear: Any) -> nn.Module:
     plain = type(linear) is nn.Linear and can_pack(linear.weight)
-    return PackedLinear(linear.weight, linear.bias) if plain else linear
+    same: nn.Module = linear
+    return PackedLinear(linear.weight, linear.bias) if plain else same

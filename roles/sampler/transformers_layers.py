@@ -11,6 +11,7 @@ key-value heads, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +51,8 @@ def looks_like_llama(model: Any) -> bool:
     layers = getattr(body, "layers", None)
     if layers is None or type(head) is not nn.Linear or not hasattr(body, "rotary_emb"):
         return False
-    if set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds - {"full_attention"} or getattr(config, "sliding_window", None) is not None:
         return False
     return all(_has_the_parts(layer) for layer in layers)
 
@@ -71,8 +73,8 @@ def _has_the_parts(layer: Any) -> bool:
 class LlamaLayers:
     """A model's weights, merged and packed. The model they are taken from is of no use afterwards."""
 
-    def __init__(self, model: Any, targets: dict[str, nn.Linear], serving: Serving) -> None:
-        names = {id(linear): name for name, linear in targets.items()}
+    def __init__(self, model: Any, targets: Sequence[str], serving: Serving) -> None:
+        """``targets`` are the paths of modules that carry LoRA."""
         sites: list[Site] = []
         self._serving = serving
         self._embed, self._rotary, self._norm = (
@@ -87,34 +89,36 @@ class LlamaLayers:
         self._scale = attention.scaling
         self._layers = []
 
-        def product(parent: Any, *parts: str) -> nn.Module:
+        def product(path: str, *parts: str) -> nn.Module:
+            parent = model.get_submodule(path)
+            names = [f"{path}.{part}".removeprefix(".") for part in parts]
             linears = [getattr(parent, part) for part in parts]
             outs = tuple(linear.out_features for linear in linears)
-            sites.append(Site(outs, tuple(names.get(id(linear)) for linear in linears)))
+            sites.append(Site(outs, tuple(name if name in targets else None for name in names)))
             result = merged(linears)
             for part in parts:
                 delattr(parent, part)
             return result
 
-        for layer in model.model.layers:
-            attention, mlp = layer.self_attn, layer.mlp
+        for number, layer in enumerate(model.model.layers):
+            path = f"model.layers.{number}"
             first_site = len(sites)
             self._layers.append(
                 _Layer(
-                    qkv=product(attention, "q_proj", "k_proj", "v_proj"),
-                    o=product(attention, "o_proj"),
-                    gate_up=product(mlp, "gate_proj", "up_proj"),
-                    down=product(mlp, "down_proj"),
+                    qkv=product(f"{path}.self_attn", "q_proj", "k_proj", "v_proj"),
+                    o=product(f"{path}.self_attn", "o_proj"),
+                    gate_up=product(f"{path}.mlp", "gate_proj", "up_proj"),
+                    down=product(f"{path}.mlp", "down_proj"),
                     first_site=first_site,
                     norm=layer.input_layernorm,
                     mlp_norm=layer.post_attention_layernorm,
-                    q_norm=getattr(attention, "q_norm", None),
-                    k_norm=getattr(attention, "k_norm", None),
-                    activation=mlp.act_fn,
+                    q_norm=getattr(layer.self_attn, "q_norm", None),
+                    k_norm=getattr(layer.self_attn, "k_norm", None),
+                    activation=layer.mlp.act_fn,
                 )
             )
         self._head_site = len(sites)
-        self._head = product(model, "lm_head")
+        self._head = product("", "lm_head")
         self.sites = tuple(sites)
         served = {name for site in sites for name in site.names if name is not None}
         assert served == set(targets), "every linear layer of such a model is one of those above"

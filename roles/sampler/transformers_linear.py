@@ -59,7 +59,7 @@ def can_pack(weight: Tensor) -> bool:
 def merged(linears: Sequence[nn.Linear]) -> nn.Module:
     """One layer that computes what several compute of the same input, their outputs side by side."""
     weight = linears[0].weight if len(linears) == 1 else torch.cat([linear.weight for linear in linears])
-    biases = [linear.bias for linear in linears]
+    biases: list[Tensor | None] = [linear.bias for linear in linears]
     bias = None
     if any(b is not None for b in biases):
         pairs = zip(linears, biases, strict=True)

@@ -31,8 +31,7 @@ log = structlog.get_logger()
 ATTENTION_KINDS = {"full_attention", "sliding_attention"}
 
 TRIAL_TOKENS = 24
-TRIAL_PROMPT = 16
-"""Tokens on which another way to compute is held to the model's own forward pass, and how many are prompt."""
+"""Tokens on which another way to compute is held to the model's own forward pass; two thirds are prompt."""
 
 SAME = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest difference of logits, relative to the largest logit, that is rounding and no other model."""
@@ -127,9 +126,10 @@ class ServedModel:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         targets = find_targets(model.requires_grad_(requires_grad=False), lora)
-        shapes = factor_shapes(targets, lora.rank)
+        shapes, names = factor_shapes(targets, lora.rank), tuple(targets)
+        del targets  # or weights that are merged below would stay in memory beside the merged ones
         serving = Serving()
-        forward = way(model, targets, serving)
+        forward = way(model, names, serving)
         facts = ModelFacts(
             engine=engine,
             device=torch.device(device),
@@ -175,24 +175,28 @@ class ServedModel:
 
     @torch.inference_mode()
     def agrees_with(self, expected: Tensor) -> bool:
-        """Whether decoding the trial's tokens without an adapter gives these logits [TRIAL_TOKENS, V]."""
-        facts, ids = self.facts, _trial_ids(self.facts.vocab_size)
+        """Whether decoding the trial's tokens without an adapter gives these logits [tokens, V]."""
+        facts = self.facts
+        ids = _trial_ids(facts.vocab_size, facts.context_tokens)
+        prompt = max(1, 2 * len(ids) // 3)
         nothing = Adapter("", (None,) * len(facts.sites))
         cache = SharedCache()
-        found = [self.prefill([ids[:TRIAL_PROMPT]], [1], nothing, cache)]
-        found += [self.decode([int(token)], [nothing], cache) for token in ids[TRIAL_PROMPT:]]
-        logits, wanted = torch.cat(found), expected[TRIAL_PROMPT - 1 :]
+        found = [self.prefill([ids[:prompt]], [1], nothing, cache)]
+        found += [self.decode([int(token)], [nothing], cache) for token in ids[prompt:]]
+        logits, wanted = torch.cat(found), expected[prompt - 1 :]
         worst = float((logits - wanted).abs().max() / wanted.abs().max().clamp(min=1.0))
         return worst <= SAME[logits.dtype]
 
 
-def _trial_ids(vocab_size: int) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(0).integers(0, vocab_size, TRIAL_TOKENS))
+def _trial_ids(vocab_size: int, context_tokens: int) -> Tensor:
+    length = min(TRIAL_TOKENS, context_tokens)
+    return torch.from_numpy(np.random.default_rng(0).integers(0, vocab_size, length))
 
 
 @torch.inference_mode()
 def _plain_logits(model: Any, device: torch.device) -> Tensor:
     """What the model as it was loaded says of the trial's tokens."""
-    ids = _trial_ids(model.config.get_text_config().vocab_size).to(device)
+    config = model.config.get_text_config()
+    ids = _trial_ids(config.vocab_size, config.max_position_embeddings).to(device)
     logits: Tensor = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0]
     return logits
