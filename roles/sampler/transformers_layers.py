@@ -158,7 +158,7 @@ class LlamaLayers:
 
     def _body(self, ids_T: Tensor, positions: Tensor, attend: Any) -> Tensor:
         """All layers: hidden states [T, hidden]. ``positions`` are T in any shape of two dimensions."""
-        hidden = self._embed(ids_T)
+        hidden: Tensor = self._embed(ids_T)
         cos, sin = (t.reshape(len(ids_T), 1, -1) for t in self._rotary(hidden.unsqueeze(0), positions))
         tokens, size = len(ids_T), self._size
         for number, layer in enumerate(self._layers):
