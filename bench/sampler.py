@@ -1,138 +1,134 @@
-"""How fast does the transformers engine decode groups, and what does an adapter switch cost?"""
+"""How fast do engines sample groups of a small language model on the CPU, against the machine's ceilings?
+
+Each arm runs in a process of its own: ``model.generate`` for one group after the other, transformers' own
+continuous batching, a vLLM server of another environment if one is named, and this project's engine.
+"""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
+import os
+import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from statistics import median
+from typing import Any
 
-import numpy as np
-import structlog
+import torch
 
-from bench.harness import Goal, report, say
-from node.tiny_model import PROMPT_TOKENS, tiny_model
-from protocol.messages import SamplingParams
-from protocol.runspec import LoraSpec
-from roles.policy.compose import Factors
-from roles.sampler.engine import SampleRequest
-from roles.sampler.transformers_engine import TransformersEngine
+from bench.harness import Figure, Goal, report, say, timed_ms
+from bench.sampling.work import Work
 
-TINY_BATCH_MS = 55.0
-"""Goal for 16 groups of 8 rows and 5 new tokens on the tiny model, one thread: what one synchronous loop
-with a batch of its own takes."""
+SPEED_VS_GENERATE = 2.0
+MODEL = Path(".grpo/models/smollm2-135m-instruct")
+ARMS = {
+    "generate": "bench.sampling.generate",
+    "continuous": "bench.sampling.continuous",
+    "ours": "bench.sampling.ours",
+}
 
 
 def arguments() -> argparse.Namespace:
-    """What to measure; the defaults are one update of the tiny task."""
+    """What to measure."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=MODEL, help="make it with examples/smollm2.py")
+    parser.add_argument("--groups", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--tokens", type=int, default=64, help="new tokens of a completion at most")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--arms", nargs="+", default=[*ARMS, "vllm"], choices=[*ARMS, "vllm"])
     parser.add_argument(
-        "--model", type=Path, help="a model's directory; without it, the tiny model untrained"
+        "--vllm-python", help="interpreter of an environment with vLLM; without it, no such arm"
     )
-    parser.add_argument("--groups", type=int, default=16)
-    parser.add_argument("--rows", type=int, default=8, help="completions of a group")
-    parser.add_argument("--prompt-tokens", type=int, default=PROMPT_TOKENS)
-    parser.add_argument("--tokens", type=int, default=5, help="new tokens of a completion at most")
-    parser.add_argument("--rank", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--json", action="store_true", help="only the line of JSON on stdout")
     return parser.parse_args()
 
 
-def eos_ids(model_dir: Path) -> list[int]:
-    """As the model's own configuration lists them."""
-    files = [model_dir / "generation_config.json", model_dir / "config.json"]
-    settings = [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
-    found = next(s["eos_token_id"] for s in settings if s.get("eos_token_id") is not None)
-    return found if isinstance(found, list) else [found]
+def run(module: str, work: Work) -> dict[str, float]:
+    """One arm in a process of its own."""
+    # Threads that spin while they wait take the cores from those that compute.
+    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(work.threads)}
+    command = [sys.executable, "-m", module, json.dumps(asdict(work))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith('{"sampled"'):
+            found: dict[str, float] = json.loads(line)["sampled"]
+            return found
+    raise SystemExit(f"{module} failed:\n{done.stderr[-2000:]}")
 
 
-def some_factors(shapes: Factors, seed: int) -> Factors:
-    """Small random factors."""
-    rng = np.random.default_rng(seed)
-    return {name: rng.normal(0, 0.02, shape.shape).astype(np.float32) for name, shape in shapes.items()}
+def ceilings(work: Work, rows: float) -> dict[str, float]:
+    """Tokens a second of so many rows that this machine could decode, by its memory and by its arithmetic.
 
-
-def requests(options: argparse.Namespace, policy: str, seed: int) -> list[SampleRequest]:
-    """One batch: different prompts of one length."""
-    rng = np.random.default_rng(seed)
-    params = SamplingParams(max_new_tokens=options.tokens)
-    prompts = rng.integers(3, 40, (options.groups, options.prompt_tokens), np.int32)
-    return [
-        SampleRequest(prompt, options.rows, params, seed + i, policy, deadline_s=3600.0)
-        for i, prompt in enumerate(prompts)
-    ]
-
-
-async def batches(
-    engine: TransformersEngine, options: argparse.Namespace, policies: Sequence[str]
-) -> tuple[float, float]:
-    """Median milliseconds of a batch and tokens a second, with the policies in turn."""
-    times, tokens = [], 0
-    for repeat in range(options.repeats):
-        todo = requests(options, policies[repeat % len(policies)], seed=1000 * repeat)
-        start = time.perf_counter()
-        groups = await asyncio.gather(*(engine.sample(request) for request in todo))
-        times.append(time.perf_counter() - start)
-        tokens += sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
-    return median(times) * 1e3, tokens / sum(times)
-
-
-async def measure(options: argparse.Namespace, model_dir: Path) -> None:
-    """Load, warm up, measure, report."""
-    engine = TransformersEngine.open(
-        model_dir,
-        LoraSpec(rank=options.rank, alpha=2.0 * options.rank),
-        eos_ids(model_dir),
-        device=options.device,
-        dtype=options.dtype,
-        rows_max=options.groups * options.rows,
-        groups_per_batch=options.groups,
-        threads=options.threads,
-    )
-    load_ms = []
-    for version in range(2):
-        factors = some_factors(engine.shapes, version)
-        start = time.perf_counter()
-        await engine.load_policy(f"policy-{version}", factors, newest=True)
-        load_ms.append((time.perf_counter() - start) * 1e3)
-    say(f"{engine.name}: {options.groups} groups of {options.rows} rows, {options.tokens} new tokens")
-    await asyncio.gather(*(engine.sample(request) for request in requests(options, "policy-0", seed=0)))
-    batch_ms, tokens_per_s = await batches(engine, options, ["policy-0"])
-    say(f"one policy: {batch_ms:.1f} ms a batch; now with a switch before every batch")
-    switched_ms, _ = await batches(engine, options, ["policy-0", "policy-1"])
-    await engine.close()
-    figures: dict[str, float | int | str | bool | None] = {
-        "engine": engine.name,
-        "groups": options.groups,
-        "rows": options.rows,
-        "prompt_tokens": options.prompt_tokens,
-        "new_tokens": options.tokens,
-        "threads": options.threads,
-        "batch_ms": batch_ms,
-        "tokens_per_s": tokens_per_s,
-        "batch_with_switch_ms": switched_ms,
-        "load_policy_ms": min(load_ms),
+    Every step reads all weights, each prompt once and on average half of each completion; every token
+    multiplies with all weights.
+    """
+    torch.set_num_threads(work.threads)
+    config = json.loads((work.directory / "config.json").read_text("utf-8"))
+    numbers = sum(_numbers(file) for file in work.directory.glob("*.safetensors"))
+    kv_heads = config.get("num_key_value_heads", config["num_attention_heads"])
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    kv_bytes = 2 * config["num_hidden_layers"] * kv_heads * size * 4
+    held = work.groups * work.prompt_tokens + rows * work.new_tokens / 2
+    memory = torch.ones(128 << 20)
+    square = torch.randn(1024, 1024)
+    bytes_per_s = 4 * memory.numel() / timed_ms(memory.sum, repeats=9) * 1e3
+    flops = 2 * 1024**3 / timed_ms(lambda: square @ square, repeats=9) * 1e3
+    return {
+        "memory_gb_per_s": bytes_per_s / 1e9,
+        "gflop_per_s": flops / 1e9,
+        "memory_ceiling": rows * bytes_per_s / (4 * numbers + held * kv_bytes),
+        "arithmetic_ceiling": flops / (2 * numbers),
     }
-    is_the_goal = options.model is None and (options.groups, options.rows, options.tokens) == (16, 8, 5)
-    report(figures, [Goal("batch_ms", batch_ms, at_most=TINY_BATCH_MS)] if is_the_goal else [])
+
+
+def _numbers(file: Path) -> int:
+    """Parameters in a safetensors file of fp32."""
+    return file.stat().st_size // 4
 
 
 def main() -> None:
-    """Measure the model that was asked for."""
+    """Measure every arm for every number of groups."""
     options = arguments()
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    with tempfile.TemporaryDirectory() as cache_dir:
-        model_dir = options.model or tiny_model(Path(cache_dir), seed=0, steps=1)
-        asyncio.run(measure(options, model_dir))
+    if not (options.model / "config.json").exists():
+        raise SystemExit(f"there is no model in {options.model}: python examples/smollm2.py")
+    modules = dict(ARMS)
+    if options.vllm_python:
+        modules["vllm"] = "bench.sampling.vllm_server"
+    figures: dict[str, Figure] = {}
+    speeds: dict[tuple[str, int], float] = {}
+    for groups in options.groups:
+        for arm in [arm for arm in options.arms if arm in modules]:
+            work = Work(arm, str(options.model), groups, new_tokens=options.tokens, threads=options.threads)
+            if arm == "vllm":
+                work = Work(**{**asdict(work), "python": options.vllm_python})
+            found: dict[str, Any] = run(modules[arm], work)
+            speeds[arm, groups] = found["tokens_per_s"]
+            figures |= {f"{arm}_{groups}_{name}": value for name, value in found.items()}
+            speed, first_s = found["tokens_per_s"], found["first_group_s"]
+            say(f"{arm}, {groups} groups: {speed:.1f} tokens/s, first after {first_s:.1f} s")
+            if arm == "ours":
+                rows = found["tokens"] / found["longest"]
+                ceiling = ceilings(work, rows)
+                figures |= {f"machine_{groups}_{name}": value for name, value in ceiling.items()}
+                figures[f"ours_{groups}_share_of_memory_ceiling"] = (
+                    found["tokens_per_s"] / ceiling["memory_ceiling"]
+                )
+                lower = min(ceiling["memory_ceiling"], ceiling["arithmetic_ceiling"])
+                figures[f"ours_{groups}_share_of_ceiling"] = found["tokens_per_s"] / lower
+    most = max(options.groups)
+    bounds = {"generate": SPEED_VS_GENERATE, "continuous": 1.0, "vllm": 1.0}
+    names = {
+        "generate": "speed_vs_generate",
+        "continuous": "speed_vs_continuous_batching",
+        "vllm": "speed_vs_vllm",
+    }
+    goals = [
+        Goal(names[arm], speeds["ours", most] / speeds[arm, most], at_least=bound)
+        for arm, bound in bounds.items()
+        if (arm, most) in speeds and ("ours", most) in speeds
+    ]
+    report(figures, goals)
 
 
 if __name__ == "__main__":

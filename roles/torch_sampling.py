@@ -42,41 +42,45 @@ class RowParams:
         )
 
 
-def sampling_logprobs(logits_NV: Tensor, params: RowParams) -> Tensor:
-    """Log-probabilities [N, V] in fp32 of the distribution to sample from; -inf outside the truncation."""
+def sampling_logits(logits_NV: Tensor, params: RowParams) -> Tensor:
+    """Logits [N, V] in fp32 whose softmax is the distribution to sample from; -inf outside the truncation."""
     logits_NV = logits_NV.float()
     if params.temperature is not None:
         logits_NV = logits_NV / params.temperature
-    logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
     if params.min_p is None and params.top_k is None and params.top_p is None:
-        return logprobs_NV
-    keep_NV = torch.ones_like(logprobs_NV, dtype=torch.bool)
+        return logits_NV
+    keep_NV = torch.ones_like(logits_NV, dtype=torch.bool)
     if params.min_p is not None:
-        keep_NV &= logprobs_NV >= logprobs_NV.amax(-1, keepdim=True) + params.min_p.log()
+        keep_NV &= logits_NV >= logits_NV.amax(-1, keepdim=True) + params.min_p.log()
     if params.top_k is not None:
-        keep_NV &= _in_top_k(logprobs_NV, params.top_k)
+        keep_NV &= _in_top_k(logits_NV, params.top_k)
     if params.top_p is not None:
-        keep_NV &= _in_top_p(logprobs_NV.masked_fill(~keep_NV, -torch.inf), params.top_p)
-    return torch.log_softmax(logprobs_NV.masked_fill(~keep_NV, -torch.inf), dim=-1)
+        keep_NV &= _in_top_p(logits_NV.masked_fill(~keep_NV, -torch.inf), params.top_p)
+    return logits_NV.masked_fill(~keep_NV, -torch.inf)
 
 
-def _in_top_k(logprobs_NV: Tensor, top_k_N1: Tensor) -> Tensor:
+def _in_top_k(logits_NV: Tensor, top_k_N1: Tensor) -> Tensor:
     """The k most probable tokens and all that tie with the last of them; 0 means all."""
-    vocab = logprobs_NV.shape[-1]
+    vocab = logits_NV.shape[-1]
     k_N1 = torch.where(top_k_N1 == 0, vocab, top_k_N1).clamp(max=vocab)
-    sorted_NV = logprobs_NV.sort(dim=-1, descending=True).values
-    return logprobs_NV >= sorted_NV.gather(-1, k_N1 - 1)
+    sorted_NV = logits_NV.sort(dim=-1, descending=True).values
+    return logits_NV >= sorted_NV.gather(-1, k_N1 - 1)
 
 
-def _in_top_p(logprobs_NV: Tensor, top_p_N1: Tensor) -> Tensor:
+def _in_top_p(logits_NV: Tensor, top_p_N1: Tensor) -> Tensor:
     """The smallest set of most probable tokens whose mass reaches p (Holtzman et al. 2019)."""
-    sorted_NV, order_NV = logprobs_NV.sort(dim=-1, descending=True, stable=True)
+    sorted_NV, order_NV = logits_NV.sort(dim=-1, descending=True, stable=True)
     mass_NV = torch.softmax(sorted_NV, dim=-1)
-    above_NV = mass_NV.cumsum(-1, dtype=widest(logprobs_NV.device)) - mass_NV
+    above_NV = mass_NV.cumsum(-1, dtype=widest(logits_NV.device)) - mass_NV
     # A row with p = 1 keeps its whole tail even where rounding brings the sum to 1 early.
     keep_NV = (above_NV < top_p_N1) | (top_p_N1 >= 1)
     keep_NV[:, 0] = True
     return torch.zeros_like(keep_NV).scatter(-1, order_NV, keep_NV)
+
+
+def sampling_logprobs(logits_NV: Tensor, params: RowParams) -> Tensor:
+    """Log-probabilities [N, V] in fp32 of the distribution to sample from; -inf outside the truncation."""
+    return torch.log_softmax(sampling_logits(logits_NV, params), dim=-1)
 
 
 def widest(device: torch.device) -> torch.dtype:

@@ -159,9 +159,12 @@ class TransformersRig:
         rows_max: int = 64,
         groups_per_batch: int | None = None,
         lora: LoraSpec = LORA,
+        tokens_max: int | None = None,
+        own_layers: bool = True,
+        dtype: str = "float32",
     ) -> None:
         self.gate = Gate()
-        self.model = ServedModel.load(model_dir, lora, device="cpu", dtype="float32")
+        self.model = ServedModel.load(model_dir, lora, device="cpu", dtype=dtype, own_layers=own_layers)
         self.shapes = self.model.facts.shapes
         self.engine = TransformersEngine(
             self.model,
@@ -169,6 +172,7 @@ class TransformersRig:
             rows_max=rows_max,
             groups_per_batch=groups_per_batch,
             threads=1,
+            tokens_max=tokens_max,
             monotonic=self.gate.monotonic,
         )
 

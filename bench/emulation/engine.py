@@ -17,8 +17,9 @@ from protocol.ports import Clock
 from roles.policy.compose import Factors
 from roles.sampler.engine import Sampled, SampleRequest
 from roles.sampler.residents import Residents, check_request
-from roles.sampler.transformers_decode import Batch, Chunk, Job
-from roles.sampler.transformers_model import Adapter, ServedModel
+from roles.sampler.transformers_batch import Batch, Chunk, Job
+from roles.sampler.transformers_lora import Adapter
+from roles.sampler.transformers_model import ServedModel
 
 
 class EmulatedEngine:
@@ -72,6 +73,12 @@ class EmulatedEngine:
         loop.call_soon(self._start)  # all requests of this turn of the loop may share a batch
         return await answer
 
+    async def abandon(self, policy: str) -> None:
+        """A batch is decoded before its time passes: there is nothing to stop."""
+
+    async def conclude(self) -> None:
+        """The same."""
+
     async def close(self) -> None:
         """Nothing is left behind."""
 
@@ -113,10 +120,10 @@ class EmulatedEngine:
         adapter = jobs[0].adapter
         assert adapter is not None, "the policy is fixed when a batch is formed"
         with torch.inference_mode():
-            self._model.activate(adapter)
-            chunks = [Chunk(job, job.waiting) for job in jobs]
-            decoding = Batch(self._model, chunks, self._eos_ids, self._clock.monotonic)
+            joining = [Chunk(job, adapter, job.waiting) for job in jobs]
+            decoding = Batch(self._model, self._eos_ids, self._clock.monotonic)
             for job in jobs:
                 job.waiting = []
+            decoding.step(joining)
             while decoding.live:
-                decoding.step()
+                decoding.step([])

@@ -63,6 +63,17 @@ class Engine(Protocol):
         """Generate. Raises EngineError if the policy is unknown or the prompt does not fit."""
         ...
 
+    async def abandon(self, policy: str) -> None:
+        """Fail, with EngineError, the requests that took ``policy`` as the newest and still run.
+
+        Their rollouts would be too old for anybody. Requests that asked for it by name go on.
+        """
+        ...
+
+    async def conclude(self) -> None:
+        """Resolve what runs with the rollouts that are finished; fail what has not begun."""
+        ...
+
     async def close(self) -> None:
         """Stop generating and free the device."""
         ...

@@ -8,9 +8,10 @@ only on the clock it is given.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import zlib
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,9 @@ class FakeEngine:
         self._logits: dict[tuple[str, bytes], Logits] = {}
         """Like a prefix cache, keyed by policy name and prompt: sound only while names are never rebound."""
         self._slots = asyncio.Semaphore(groups_max)
+        self._running: dict[asyncio.Future[float], tuple[SampleRequest, str]] = {}
+        """By what ends it early: the time at which it was concluded, or an exception that fails it."""
+        self._concluded = asyncio.Event()
         self._closed = asyncio.Event()
 
     @property
@@ -85,23 +89,73 @@ class FakeEngine:
         self.calls["sample"] += 1
         check_request(request, vocab_size=self._vocab_size, context_tokens=self._context_tokens)
         policy = self._residents.get(request.policy)
-        return await self._unless_closed(self._generate(request, None if request.policy is None else policy))
+        named = None if request.policy is None else policy
+        return await self._unless_closed(self._generate(request, named, self._concluded))
+
+    async def abandon(self, policy: str) -> None:
+        """Fail what runs under ``policy`` without having asked for it by name."""
+        self.calls["abandon"] += 1
+        for early, (request, name) in tuple(self._running.items()):
+            if request.policy is None and name == policy and not early.done():
+                early.set_exception(EngineError(f"policy {policy} has become too old for anybody"))
+
+    async def conclude(self) -> None:
+        """Resolve what runs with the rollouts that are finished; fail what waits."""
+        self.calls["conclude"] += 1
+        for early in tuple(self._running):
+            if not early.done():
+                early.set_result(self._clock.monotonic())
+        self._concluded.set()
+        self._concluded = asyncio.Event()
 
     async def close(self) -> None:
         """Fail what waits or runs."""
         self.calls["close"] += 1
         self._closed.set()
 
-    async def _generate(self, request: SampleRequest, policy: tuple[str, str] | None) -> Sampled:
-        async with self._slots:
+    async def _generate(
+        self, request: SampleRequest, policy: tuple[str, str] | None, concluded: asyncio.Event
+    ) -> Sampled:
+        async with self._slot(concluded):
             policy_name, digest = policy or self._residents.get(None)
             logprobs = truncated_logprobs(self._next_token(policy_name, digest, request), request.params)
             rollouts = [self._rollout(logprobs, request, index) for index in range(request.count)]
             took_s = [len(rollout.token_ids) * self._seconds_per_token for rollout in rollouts]
             started = self._clock.monotonic()
-            await self._clock.sleep(min(request.deadline_s, max(took_s)))
-            finished = tuple(r for r, s in zip(rollouts, took_s, strict=True) if s <= request.deadline_s)
-            return Sampled(policy_name, finished, self._clock.monotonic() - started)
+            ended = await self._pass_time(min(request.deadline_s, max(took_s)), request, policy_name)
+            passed_s = ended - started
+            over_s = min(request.deadline_s, passed_s)
+            finished = tuple(r for r, s in zip(rollouts, took_s, strict=True) if s <= over_s)
+            return Sampled(policy_name, finished, passed_s)
+
+    @contextlib.asynccontextmanager
+    async def _slot(self, concluded: asyncio.Event) -> AsyncIterator[None]:
+        """A place among the groups that run. Raises EngineError if the engine concludes first."""
+        place = asyncio.ensure_future(self._slots.acquire())
+        waiting = asyncio.ensure_future(concluded.wait())
+        try:
+            await asyncio.wait({place, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if concluded.is_set():
+                raise EngineError("the engine concludes its work")
+            yield
+        finally:
+            waiting.cancel()
+            if place.done() and not place.cancelled():
+                self._slots.release()
+            place.cancel()
+
+    async def _pass_time(self, seconds: float, request: SampleRequest, policy: str) -> float:
+        """Sleep, unless somebody abandons or concludes the request; tells when that ended."""
+        early: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        asleep = asyncio.ensure_future(self._clock.sleep(seconds))
+        both: set[asyncio.Future[Any]] = {early, asleep}
+        self._running[early] = request, policy
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            return early.result() if early.done() else self._clock.monotonic()
+        finally:
+            del self._running[early]
+            asleep.cancel()
 
     def _next_token(self, policy_name: str, digest: str, request: SampleRequest) -> Logits:
         prompt = request.prompt_token_ids.tobytes()

@@ -33,6 +33,9 @@ WHOLE_ENOUGH = 2
 
 RELEASE_DELAY_S = 1.0
 
+CONCLUDING_PART = 0.2
+"""Last part of a drain, kept for passing on what is finished of groups that are not."""
+
 
 class Sampler:
     """One sampler of a run."""
@@ -48,8 +51,11 @@ class Sampler:
         self._follower = PolicyFollower(ring, self._policies, self._on_policy)
         self._conscience = Conscience(ring, self._reload)
         self._clocks: dict[str, VectorClock] = {}
+        self._versions: dict[str, float] = {}
+        """Of policies under which a group may still run."""
         self._pins: dict[str, int] = {}
         self._newest: str | None = None
+        self._ending = False
         self.busy = 0
 
     @property
@@ -63,13 +69,21 @@ class Sampler:
             follower = group.create_task(self._follower.run())
             conscience = group.create_task(self._conscience.run()) if self._ring.spec.audit.rate else None
             await until(stop, self._follower.reach(VectorClock()))
+            concluding = group.create_task(self._conclude(stop))
             async with asyncio.TaskGroup() as takers:
                 for queue in (Queue.TASK, Queue.EVAL_TASK):
                     takers.create_task(self._take(queue, stop))
-            await cancelled(follower, *([conscience] if conscience else []))
+            await cancelled(follower, concluding, *([conscience] if conscience else []))
 
     async def _take(self, queue: Queue, stop: asyncio.Event) -> None:
         await self._ring.take_each(queue, self._credit(queue), self._handle, stop, self._drain_s)
+
+    async def _conclude(self, stop: asyncio.Event) -> None:
+        """Before the time of a drain is up, let finished rollouts go on without the others of their group."""
+        await stop.wait()
+        await self._ring.clock.sleep(self._drain_s * (1 - CONCLUDING_PART))
+        self._ending = True
+        await self._engine.conclude()
 
     def _credit(self, queue: Queue) -> int:
         """Groups to keep in hand: one batch that runs and one that waits, so that others get the rest."""
@@ -87,14 +101,14 @@ class Sampler:
             async with self._ring.alive(delivery):
                 sampled = await self._sample(task)
                 if len(sampled.rollouts) < min(WHOLE_ENOUGH, task.group_size):
-                    self._ring.log.warning("group_missed_deadline", group=task.group_id)
-                    await delivery.release(RELEASE_DELAY_S)
+                    self._ring.log.warning("group_unfinished", group=task.group_id)
+                    await delivery.release(0.0 if self._ending else RELEASE_DELAY_S)
                     return
                 await self._pass_on(task, signed, sampled, queue)
             await self._ring.settle(delivery)
         except (EngineError, StoreError) as exc:
             self._ring.log.warning("task_returned", group=task.group_id, error=str(exc))
-            await delivery.release(RELEASE_DELAY_S)
+            await delivery.release(0.0 if self._ending else RELEASE_DELAY_S)
         except MessageTooLarge as exc:
             detail = f"the group is too large to send: {exc}"
             await self._ring.bury(delivery, queue, DeadReason.BAD_STRUCTURE, detail, task.group_id)
@@ -140,6 +154,7 @@ class Sampler:
             before, self._newest = self._newest, policy.name
         if before is not None:
             await self._retire(before)
+        await self._abandon(policy)
         await self._ring.tell("policy_loaded", version=policy.version, clock=policy.clock.text)
 
     async def _reload(self) -> None:
@@ -152,6 +167,17 @@ class Sampler:
             await self._engine.unload_policy(policy.name)
             await self._engine.load_policy(policy.name, policy.factors, newest=True)
             self._newest = policy.name
+
+    async def _abandon(self, newest: PolicyVersion) -> None:
+        """Stop groups that began so long ago that learners at the newest policy would drop them.
+
+        Their tasks go back to the queue, to begin anew under a policy that is of use.
+        """
+        self._versions[newest.name] = newest.version
+        oldest = newest.version - self._ring.spec.staleness.max_staleness - VERSION_ROUNDING
+        for name in [name for name, version in self._versions.items() if version < oldest]:
+            del self._versions[name]
+            await self._engine.abandon(name)
 
     @contextlib.asynccontextmanager
     async def _pinned(self, policy: PolicyVersion) -> AsyncIterator[None]:

@@ -1,12 +1,12 @@
 """The embedded engine: transformers on one device, many policies resident, one thread that owns the model.
 
-    sample() ──▶ queue ──▶ worker thread: form a batch ▸ step until it is empty ▸ next batch
+    sample() ──▶ queue ──▶ worker thread: admit who fits ▸ one step ▸ finished rows leave ▸ again
        ▲                                        │
        └────────── each job's own future ◀──────┘
 
-A batch holds requests for one policy, fixed when it begins; a request resolves as soon as its own rows
-are finished. With ``groups_per_batch=1`` a request always runs alone, so that its result depends on
-nothing but itself.
+Rows of many groups and several policies decode together; whoever waits joins between two steps, under the
+newest policy of that moment. With ``groups_per_batch=1`` a request always runs alone, so that its result
+depends on nothing but itself.
 """
 
 from __future__ import annotations
@@ -27,10 +27,17 @@ from protocol.runspec import LoraSpec
 from roles.policy.compose import Factors
 from roles.sampler.engine import Sampled, SampleRequest
 from roles.sampler.residents import Residents, check_request
-from roles.sampler.transformers_decode import Batch, Chunk, Job
-from roles.sampler.transformers_model import Adapter, ServedModel
+from roles.sampler.transformers_admission import Limits, admit, halved
+from roles.sampler.transformers_batch import Batch, Chunk, Job
+from roles.sampler.transformers_lora import Adapter
+from roles.sampler.transformers_memory import give_back, is_out_of_memory, tokens_that_fit
+from roles.sampler.transformers_model import ServedModel
 
 log = structlog.get_logger()
+
+PROMPT_TOKENS = {"cpu": 512}
+PROMPT_TOKENS_MAX = 8192
+"""Prompt tokens of one step, by device: more make prefill more efficient and hold up the rows that decode."""
 
 
 class TransformersEngine:
@@ -44,18 +51,24 @@ class TransformersEngine:
         rows_max: int,
         groups_per_batch: int | None,
         threads: int,
+        tokens_max: int | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start the worker, which becomes the only owner of ``model``."""
-        self._facts = model.facts
+        """Start the worker, which becomes the only owner of ``model``. For the limits see ``open``."""
+        self._facts = facts = model.facts
         self._eos_ids = frozenset(eos_ids)
-        self._rows_max = rows_max
-        self._groups_per_batch = groups_per_batch
+        self._limits = Limits(
+            rows=rows_max,
+            tokens=tokens_max or tokens_that_fit(facts.device, facts.token_bytes),
+            groups=groups_per_batch,
+            prompt_tokens=PROMPT_TOKENS.get(facts.device.type, PROMPT_TOKENS_MAX),
+        )
         self._monotonic = monotonic
-        self._residents: Residents[Adapter] = Residents(model.facts.shapes, model.facts.place)
+        self._residents: Residents[Adapter] = Residents(facts.shapes, facts.place)
         self._arrived: list[Job] = []
+        self._jobs: set[Job] = set()
+        """Everything that somebody waits for; belongs to the loop's thread."""
         self._queue: deque[Job] = deque()
-        self._running: list[Job] = []
         self._changed = threading.Condition()
         self._closing = False
         self._over: str | None = None
@@ -78,18 +91,29 @@ class TransformersEngine:
         groups_per_batch: int | None,
         threads: int,
         bits: int | None = None,
+        tokens_max: int | None = None,
     ) -> TransformersEngine:
         """Load a model directory and start. Takes seconds: call it off the event loop.
 
-        ``rows_max`` bounds the rollouts that decode together, ``groups_per_batch`` the requests (None:
-        only rows count). Raises OperatorError if the model, the LoRA or ``eos_ids`` do not fit.
+        ``rows_max`` bounds the rollouts that decode together, ``groups_per_batch`` the requests (None: only
+        rows and memory count), ``tokens_max`` the tokens whose keys and values are held (None: what the
+        free memory takes). Raises OperatorError if the model, the LoRA or ``eos_ids`` do not fit.
         """
         torch.set_num_threads(threads)
         model = ServedModel.load(model_dir, lora, device=device, dtype=dtype, bits=bits)
         if not eos_ids or not all(0 <= eos < model.facts.vocab_size for eos in eos_ids):
             raise OperatorError(f"{model_dir}: EOS ids {list(eos_ids)} are not in its vocabulary")
-        log.info("engine_opened", engine=model.facts.engine, rows_max=rows_max, groups=groups_per_batch)
-        return cls(model, eos_ids, rows_max=rows_max, groups_per_batch=groups_per_batch, threads=threads)
+        engine = cls(
+            model,
+            eos_ids,
+            rows_max=rows_max,
+            groups_per_batch=groups_per_batch,
+            threads=threads,
+            tokens_max=tokens_max,
+        )
+        limits = engine._limits
+        log.info("engine_opened", engine=engine.name, rows_max=rows_max, tokens_max=limits.tokens)
+        return engine
 
     @property
     def name(self) -> str:
@@ -99,7 +123,7 @@ class TransformersEngine:
     @property
     def groups_max(self) -> int:
         """Requests of one rollout that can decode together."""
-        return self._groups_per_batch or self._rows_max
+        return self._limits.groups or self._limits.rows
 
     @property
     def shapes(self) -> Factors:
@@ -107,7 +131,7 @@ class TransformersEngine:
         return self._facts.shapes
 
     async def load_policy(self, name: str, factors: Factors, *, newest: bool) -> None:
-        """Make a policy available; running batches are not touched. Raises EngineError on any fault."""
+        """Make a policy available; running rows are not touched. Raises EngineError on any fault."""
         await asyncio.to_thread(self._residents.load, name, factors, newest=newest)
 
     async def unload_policy(self, name: str) -> None:
@@ -119,9 +143,27 @@ class TransformersEngine:
         check_request(request, vocab_size=self._facts.vocab_size, context_tokens=self._facts.context_tokens)
         adapter = self._residents.get(request.policy)
         job = Job(request, None if request.policy is None else adapter, waiting=list(range(request.count)))
-        self._arrived.append(job)
-        asyncio.get_running_loop().call_soon(self._enqueue)
-        return await asyncio.wrap_future(job.future)
+        self._jobs.add(job)
+        try:
+            self._arrived.append(job)
+            asyncio.get_running_loop().call_soon(self._enqueue)
+            return await asyncio.wrap_future(job.future)
+        finally:
+            self._jobs.discard(job)
+
+    async def abandon(self, policy: str) -> None:
+        """Fail what runs under ``policy`` without having asked for it by name."""
+        for job in tuple(self._jobs):
+            if job.request.policy is None and job.adapter is not None and job.adapter.name == policy:
+                job.fail(EngineError(f"policy {policy} has become too old for anybody"))
+
+    async def conclude(self) -> None:
+        """Resolve what runs with the rollouts that are finished, at the next step; fail what waits."""
+        for job in tuple(self._jobs):
+            if not job.begun:
+                job.fail(EngineError("the engine concludes its work"))
+            job.concluded = True
+        self._enqueue()
 
     async def close(self) -> None:
         """Stop at the next step; whatever waits or runs fails with EngineError."""
@@ -130,7 +172,7 @@ class TransformersEngine:
         await asyncio.to_thread(self._thread.join)
 
     def _enqueue(self) -> None:
-        """Hand all requests of this turn of the loop to the worker at once, so that they share a batch."""
+        """Hand all requests of this turn of the loop to the worker at once, so that they start together."""
         with self._changed:
             arrived, self._arrived = self._arrived, []
             self._queue.extend(arrived)
@@ -144,82 +186,71 @@ class TransformersEngine:
 
     def _work(self, model: ServedModel, threads: int) -> None:
         torch.set_num_threads(threads)
+        batch, joining = Batch(model, self._eos_ids, self._monotonic), list[Chunk]()
         try:
             with torch.inference_mode():
-                while chunks := self._next_chunks():
-                    self._run(model, chunks)
+                while self._next(batch, joining):
+                    self._step(batch, joining)
         finally:
             # A crash is reported by threading's excepthook; here nobody is left waiting for it.
             crash = sys.exc_info()[1]
-            self._end("the engine is closed" if crash is None else f"the engine's thread died: {crash!r}")
+            self._end(
+                "the engine is closed" if crash is None else f"the engine's thread died: {crash!r}",
+                [chunk.job for chunk in (*batch.chunks, *joining)],
+            )
 
-    def _run(self, model: ServedModel, chunks: Sequence[Chunk]) -> None:
-        """One batch to its end. A failure of the model or the device is the batch's own."""
-        self._running = [chunk.job for chunk in chunks]
+    def _step(self, batch: Batch, joining: list[Chunk]) -> None:
+        """One token for every row. A failure of the model or the device is the batch's own."""
+        held, rows = [*batch.chunks, *joining], batch.live + sum(len(chunk.indices) for chunk in joining)
         try:
-            adapter = chunks[0].job.adapter
-            assert adapter is not None, "the policy is fixed when a batch is formed"
-            model.activate(adapter)
-            batch = Batch(model, chunks, self._eos_ids, self._monotonic)
-            while batch.live and not self._closing:
-                batch.step()
-        except (EngineError, RuntimeError) as exc:  # torch reports devices and memory as RuntimeError
-            log.warning("batch_failed", requests=len(chunks), error=repr(exc))
-            for job in self._running:
+            batch.step(joining)
+        except RuntimeError as exc:  # torch reports devices and memory as RuntimeError
+            jobs = batch.clear()
+            give_back(self._facts.device)
+            if is_out_of_memory(exc) and rows > 1:
+                self._limits.tokens = halved(self._limits, held, rows)
+                log.warning("memory_exhausted", rows=rows, tokens_max=self._limits.tokens, error=str(exc))
+                with self._changed:
+                    queued = set(self._queue)
+                    self._queue.extendleft(job for job in reversed(jobs) if job not in queued)
+                return
+            log.warning("batch_failed", requests=len(jobs), error=repr(exc))
+            for job in jobs:
                 job.fail(EngineError(f"sampling failed: {exc}"))
-        with self._changed:
-            self._queue.extendleft(job for job in reversed(self._running) if not job.future.done())
-            self._running = []
 
-    def _next_chunks(self) -> list[Chunk]:
-        """Wait for work and choose what goes into the next batch; nothing when closing."""
+    def _next(self, batch: Batch, joining: list[Chunk]) -> bool:
+        """Wait for work and put who joins into ``joining``; False when closing."""
         with self._changed:
             while not self._closing:
-                chunks = self._take()
-                if chunks:
-                    return chunks
+                self._forget_what_is_over()
+                joining[:] = admit(self._queue, batch.chunks, batch.live, self._limits, self._adapter_of)
+                if joining or batch.live:
+                    return True
                 self._changed.wait()
-            return []
+            return False
 
-    def _take(self) -> list[Chunk]:
-        """Requests in order of arrival that share the first one's policy, while there is room.
-
-        A request too large for any batch goes in pieces; others are never split.
-        """
-        chunks: list[Chunk] = []
-        left: deque[Job] = deque()
-        adapter, room, full = None, self._rows_max, False
+    def _forget_what_is_over(self) -> None:
+        """Drop jobs that nobody waits for any more, or that cannot start."""
+        left = []
         for job in self._queue:
-            wanted = None if job.future.done() else self._adapter_of(job)
-            if wanted is None:
-                continue
-            adapter = adapter or wanted
-            count = min(len(job.waiting), self._rows_max)
-            full = full or count > room or len(chunks) == self._groups_per_batch
-            if full or wanted is not adapter:
+            try:
+                self._adapter_of(job)
+            except EngineError as exc:
+                job.fail(exc)
+            if job.concluded and not job.rows and not job.future.done():
+                job.resolve(job.started_at or 0.0)
+            if not job.future.done():
                 left.append(job)
-                continue
-            job.adapter = adapter
-            chunks.append(Chunk(job, job.waiting[:count]))
-            del job.waiting[:count]
-            room -= count
-        self._queue = left
-        return chunks
+        self._queue = deque(left)
 
-    def _adapter_of(self, job: Job) -> Adapter | None:
-        """The policy that ``job`` would start under now; a job that has none any more fails."""
-        if job.adapter is not None:
-            return job.adapter
-        try:
-            return self._residents.get(None)
-        except EngineError as exc:
-            job.fail(exc)
-            return None
+    def _adapter_of(self, job: Job) -> Adapter:
+        """The policy that ``job`` would start under now. Raises EngineError if there is none."""
+        return job.adapter or self._residents.get(None)
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, running: Sequence[Job]) -> None:
         with self._changed:
             self._over = reason
-            jobs = [*self._running, *self._queue]
+            jobs = [*running, *self._queue]
             self._queue.clear()
         for job in jobs:
             job.fail(EngineError(reason))

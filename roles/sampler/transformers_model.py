@@ -1,67 +1,57 @@
-"""The base model with one LoRA slot, and the two forward passes of decoding.
+"""The base model with LoRA sites, and the two forward passes of decoding: a prompt, one token for every row.
 
-PEFT decides which modules carry LoRA and how their factors are called, so that names agree with the
-learner's. Its wrappers are then replaced by ``LoraLinear``: the same sum ``Wx + s·B(Ax)`` with less
-overhead a step, and factors that are exchanged by reference, which makes an adapter switch free.
-Merging B·A into W was measured and not adopted: it would save up to a tenth of a step, but costs a
-second copy of the weights and a pass over all of them a switch, and rounds a bf16 update away.
+A model built like Llama is served by layers of our own (``transformers_layers.py``) if these give what its
+own forward pass gives; any other by its own code (``transformers_forward.py``).
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import structlog
 import torch
 import transformers
-from peft import LoraConfig
-from peft.tuners.lora import LoraLayer
-from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import Tensor, nn
-from transformers import DynamicCache
+from torch import Tensor
 
 from protocol.errors import OperatorError
 from protocol.runspec import LoraSpec
-from roles.base_model import evaluated, load_base, with_adapter
+from roles.base_model import load_base
 from roles.policy.compose import Factors
-from roles.sampler.transformers_cache import RowCache
+from roles.sampler.transformers_cache import LAYER, SharedCache, Step
+from roles.sampler.transformers_forward import OwnForward
+from roles.sampler.transformers_layers import LlamaLayers, looks_like_llama
+from roles.sampler.transformers_lora import Adapter, Serving, Site, factor_shapes, find_targets
 
-PREFILL_TOKENS_MAX = 8192
-"""Prompt tokens of one forward pass; more raises peak memory, fewer makes prefill less efficient."""
+log = structlog.get_logger()
 
 ATTENTION_KINDS = {"full_attention", "sliding_attention"}
 
+TRIAL_TOKENS = 24
+"""Tokens on which another way to compute is held to the model's own forward pass; two thirds are prompt."""
 
-class LoraLinear(nn.Module):
-    """``Wx + s·B(Ax)``; the LoRA part in fp32, as PEFT computes it."""
-
-    def __init__(self, base: nn.Module, inside: int, outside: int) -> None:
-        super().__init__()
-        self.base = base
-        self.inside, self.outside = inside, outside
-        self.factors: tuple[Tensor, Tensor] | None = None
-        """A transposed [in, r], and s·B transposed [r, out]."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply to [..., in], giving [..., out]."""
-        result: Tensor = self.base(x)
-        assert self.factors is not None, "a policy is activated before the first forward pass"
-        a, b = self.factors
-        flat = result.reshape(-1, result.shape[-1]).to(a.dtype)
-        low = x.reshape(-1, x.shape[-1]).to(a.dtype) @ a
-        return torch.addmm(flat, low, b).to(result.dtype).view(result.shape)
+SAME = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Largest difference of logits, relative to the largest logit, that is rounding and no other model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """A policy's factors on the device, ready to serve: one pair for each LoRA module, in order."""
+class Forward(Protocol):
+    """A way to compute the two forward passes."""
 
-    name: str
-    pairs: tuple[tuple[Tensor, Tensor], ...]
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Where adapters come in."""
+        ...
+
+    def prefill(self, ids: Tensor, mask: Tensor | None, /) -> tuple[Tensor, list[LAYER]]:
+        """Run prompts [C, T] that are padded on the left: the last logits [C, V], each layer's cache."""
+        ...
+
+    def decode(self, tokens: Tensor, positions: Tensor, cache: SharedCache, step: Step, /) -> Tensor:
+        """One more token for every row: logits [N, V]."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,149 +62,141 @@ class ModelFacts:
     device: torch.device
     vocab_size: int
     context_tokens: int
+    token_bytes: int
+    """Keys and values of one token in all layers."""
     lora_scale: float
     shapes: Factors
     """One entry per factor, of the right shape; the numbers mean nothing."""
+    sites: tuple[Site, ...]
 
     def place(self, name: str, factors: Factors) -> Adapter:
         """Copy checked factors to the device."""
-
-        def served(factor: str, scale: float) -> Tensor:
-            host = torch.from_numpy(np.array(factors[factor].T, dtype=np.float32, order="C"))
-            return (host * scale).to(self.device)
-
-        names = list(self.shapes)
-        pairs = zip(names[::2], names[1::2], strict=True)
-        return Adapter(name, tuple((served(a, 1.0), served(b, self.lora_scale)) for a, b in pairs))
+        return Adapter(
+            name, tuple(site.factors(factors, self.lora_scale, self.device) for site in self.sites)
+        )
 
 
 class ServedModel:
-    """A causal language model that serves one adapter at a time. Used by one thread."""
+    """A causal language model that serves many adapters at once. Used by one thread."""
 
-    def __init__(self, model: Any, lora: LoraSpec, device: torch.device, dtype: str) -> None:
-        """Take over ``model``, which is on ``device``. Raises OperatorError if this LoRA does not fit it."""
-        self._linears = _insert_lora(model, lora)
-        self._model = evaluated(model).requires_grad_(requires_grad=False)
-        parameters = inspect.signature(model.forward).parameters
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
-        self._active: Adapter | None = None
-        config = model.config.get_text_config()
-        self.facts = ModelFacts(
-            engine=f"transformers-{transformers.__version__}-{device.type}-{dtype}",
-            device=device,
-            vocab_size=config.vocab_size,
-            context_tokens=config.max_position_embeddings,
-            lora_scale=lora.scale,
-            shapes=_shapes(self._linears, lora.rank),
-        )
+    def __init__(self, forward: Forward, serving: Serving, facts: ModelFacts) -> None:
+        self.facts = facts
+        self._forward, self._serving = forward, serving
 
     @classmethod
     def load(
-        cls, model_dir: Path, lora: LoraSpec, *, device: str, dtype: str, bits: int | None = None
+        cls,
+        model_dir: Path,
+        lora: LoraSpec,
+        *,
+        device: str,
+        dtype: str,
+        bits: int | None = None,
+        own_layers: bool = True,
     ) -> ServedModel:
-        """Read a model directory, see ``load_base``. Raises OperatorError if it cannot be served."""
-        model = load_base(model_dir, torch.device(device), dtype=dtype, bits=bits)
+        """Read a model directory, see ``load_base``. Raises OperatorError if it cannot be served.
+
+        ``own_layers`` False keeps to the model's own forward pass.
+        """
+
+        def load() -> Any:
+            return load_base(model_dir, torch.device(device), dtype=dtype, bits=bits)
+
+        model = load()
         kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
         if unknown := sorted(kinds - ATTENTION_KINDS):
             raise OperatorError(f"{model_dir} has {unknown[0]} layers; use engine vllm for such a model")
-        return cls(model, lora, torch.device(device), dtype if bits is None else f"{dtype}-{bits}bit")
+        expected = _plain_logits(model, torch.device(device))
+        engine = f"transformers-{transformers.__version__}-{device}-{dtype}"
+        engine += "" if bits is None else f"-{bits}bit"
+        if own_layers and bits is None and looks_like_llama(model):
+            served = cls._of(LlamaLayers, model, lora, device, engine)
+            if served.agrees_with(expected):
+                return served
+            log.info("own_layers_disagree", model=str(model_dir))
+            model = load()
+        served = cls._of(OwnForward, model, lora, device, engine)
+        if not served.agrees_with(expected):
+            raise OperatorError(f"{model_dir} cannot be decoded row by row; use engine vllm for such a model")
+        return served
 
-    def activate(self, adapter: Adapter) -> None:
-        """Serve ``adapter`` from the next forward pass on."""
-        if adapter is not self._active:
-            for linear, pair in zip(self._linears.values(), adapter.pairs, strict=True):
-                linear.factors = pair
-            self._active = adapter
-
-    def prefill(self, prompts: Sequence[Tensor], repeats: Sequence[int]) -> tuple[Tensor, RowCache]:
-        """Run each prompt once and give it ``repeats[i]`` rows.
-
-        Prompts are 1-D and padded on the left to the longest one. Returns the next token's logits
-        [rows, V] and the cache of all rows.
-        """
-        length = max(len(prompt) for prompt in prompts)
-        step = max(1, PREFILL_TOKENS_MAX // length)
-        cache: RowCache | None = None
-        logits, first_row = [], 0
-        for start in range(0, len(prompts), step):
-            part, counts = prompts[start : start + step], repeats[start : start + step]
-            prompt_cache = DynamicCache()
-            last = self._forward_prompts(part, length, prompt_cache)
-            cache = cache or RowCache(sum(repeats), prompt_cache)
-            cache.write_prompt(first_row, prompt_cache, counts)
-            first_row += sum(counts)
-            logits.append(last.repeat_interleave(torch.tensor(counts, device=last.device), dim=0))
-        assert cache is not None, "there is at least one prompt"
-        return torch.cat(logits), cache
-
-    def _forward_prompts(self, prompts: Sequence[Tensor], length: int, cache: DynamicCache) -> Tensor:
-        ids = torch.zeros((len(prompts), length), dtype=torch.int64)
-        mask = torch.zeros((len(prompts), length), dtype=torch.bool)
-        for row, prompt in enumerate(prompts):
-            ids[row, length - len(prompt) :] = prompt
-            mask[row, length - len(prompt) :] = True
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        return self._forward(ids, positions, None if bool(mask.all()) else mask, cache)
-
-    def decode(self, tokens_N: Tensor, pads_N: Tensor, cache: RowCache) -> Tensor:
-        """One more token for every row; ``pads_N`` counts each row's padding. Returns logits [N, V]."""
-        length = cache.get_seq_length()
-        mask = None
-        if bool(pads_N.any()):
-            mask = torch.arange(length + 1) >= pads_N.unsqueeze(1)
-        return self._forward(tokens_N.unsqueeze(1), (length - pads_N).unsqueeze(1), mask, cache)
-
-    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
-        device = self.facts.device
-        out = self._model(
-            input_ids=ids.to(device),
-            position_ids=positions.to(device),
-            attention_mask=None if mask is None else mask.to(device),
-            use_cache=True,
-            logits_to_keep=1,
-            **{self._cache_argument: cache},
+    @classmethod
+    def _of(cls, way: type[Any], model: Any, lora: LoraSpec, device: str, engine: str) -> ServedModel:
+        config = model.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        targets = find_targets(model.requires_grad_(requires_grad=False), lora)
+        shapes, names = factor_shapes(targets, lora.rank), tuple(targets)
+        del targets  # or weights that are merged below would stay in memory beside the merged ones
+        serving = Serving()
+        forward = way(model, names, serving)
+        facts = ModelFacts(
+            engine=engine,
+            device=torch.device(device),
+            vocab_size=config.vocab_size,
+            context_tokens=config.max_position_embeddings,
+            token_bytes=2 * config.num_hidden_layers * heads * size * model.dtype.itemsize,
+            lora_scale=lora.scale,
+            shapes=shapes,
+            sites=forward.sites,
         )
-        logits: Tensor = out.logits[:, -1]
+        return cls(forward, serving, facts)
+
+    def prefill(
+        self, prompts: Sequence[Tensor], counts: Sequence[int], adapter: Adapter, cache: SharedCache
+    ) -> Tensor:
+        """Run each prompt once under ``adapter`` and give it ``counts[i]`` rows at the end of ``cache``.
+
+        Prompts are 1-D. Returns the next token's logits of every new row [rows, V].
+        """
+        device = self.facts.device
+        lengths = [len(prompt) for prompt in prompts]
+        longest = max(lengths)
+        ids = torch.zeros((len(prompts), longest), dtype=torch.int64)
+        mask = torch.zeros((len(prompts), longest), dtype=torch.bool)
+        for row, prompt in enumerate(prompts):
+            ids[row, longest - len(prompt) :] = prompt
+            mask[row, longest - len(prompt) :] = True
+        self._serving.serve([adapter], device)
+        padded = mask.to(device) if min(lengths) < longest else None
+        logits, layers = self._forward.prefill(ids.to(device), padded)
+        cache.join(layers, lengths, counts)
+        return logits.repeat_interleave(torch.tensor(counts, device=device), dim=0)
+
+    def decode(self, tokens: Sequence[int], adapters: Sequence[Adapter], cache: SharedCache) -> Tensor:
+        """One more token for every row of ``cache``, each under its own adapter. Returns logits [N, V]."""
+        device = self.facts.device
+        self._serving.serve(adapters, device)
+        tokens_N = torch.tensor(tokens, dtype=torch.int64).to(device)
+        positions_N = torch.tensor(cache.positions, dtype=torch.int64).to(device)
+        logits = self._forward.decode(tokens_N, positions_N, cache, cache.begin())
+        cache.end()
         return logits
 
-
-def _insert_lora(model: Any, lora: LoraSpec) -> dict[str, LoraLinear]:
-    """Replace the modules that PEFT would wrap, and return them by their path in the model."""
-    targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # PEFT computes with any number
-        use_rslora=lora.rslora,
-        target_modules=targets,
-        lora_dropout=0.0,
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
-    try:
-        with_adapter(model, config)
-    except ValueError as exc:
-        raise OperatorError(f"lora.target_modules do not fit this model: {exc}") from exc
-    wrapped = {name: m for name, m in model.named_modules() if isinstance(m, BaseTunerLayer)}
-    served = {}
-    for name, module in wrapped.items():
-        # The layers of bitsandbytes are linear ones, too.
-        if not (isinstance(module, LoraLayer) and isinstance(module.base_layer, nn.Linear)):
-            raise OperatorError(f"lora.target_modules name {name}, which is not a linear layer")
-        parent, _, child = name.rpartition(".")
-        down, up = module.lora_A["default"], module.lora_B["default"]
-        assert isinstance(down, nn.Linear), "LoRA factors of a linear layer are linear layers"
-        assert isinstance(up, nn.Linear), "LoRA factors of a linear layer are linear layers"
-        served[name] = LoraLinear(module.base_layer, down.in_features, up.out_features)
-        setattr(model.get_submodule(parent), child, served[name])
-    return served
+    @torch.inference_mode()
+    def agrees_with(self, expected: Tensor) -> bool:
+        """Whether decoding the trial's tokens without an adapter gives these logits [tokens, V]."""
+        facts = self.facts
+        ids = _trial_ids(facts.vocab_size, facts.context_tokens)
+        prompt = max(1, 2 * len(ids) // 3)
+        nothing = Adapter("", (None,) * len(facts.sites))
+        cache = SharedCache()
+        found = [self.prefill([ids[:prompt]], [1], nothing, cache)]
+        found += [self.decode([int(token)], [nothing], cache) for token in ids[prompt:]]
+        logits, wanted = torch.cat(found), expected[prompt - 1 :]
+        worst = float((logits - wanted).abs().max() / wanted.abs().max().clamp(min=1.0))
+        return worst <= SAME[logits.dtype]
 
 
-def _shapes(linears: dict[str, LoraLinear], rank: int) -> Factors:
-    """Factor names as PEFT saves them, A before B for each module."""
-    shapes: Factors = {}
-    nothing = np.float32(0)
-    for name, linear in linears.items():
-        prefix = f"base_model.model.{name}"
-        shapes[f"{prefix}.lora_A.weight"] = np.broadcast_to(nothing, (rank, linear.inside))
-        shapes[f"{prefix}.lora_B.weight"] = np.broadcast_to(nothing, (linear.outside, rank))
-    return shapes
+def _trial_ids(vocab_size: int, context_tokens: int) -> Tensor:
+    length = min(TRIAL_TOKENS, context_tokens)
+    return torch.from_numpy(np.random.default_rng(0).integers(0, vocab_size, length))
+
+
+@torch.inference_mode()
+def _plain_logits(model: Any, device: torch.device) -> Tensor:
+    """What the model as it was loaded says of the trial's tokens."""
+    config = model.config.get_text_config()
+    ids = _trial_ids(config.vocab_size, config.max_position_embeddings).to(device)
+    logits: Tensor = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0]
+    return logits

@@ -233,6 +233,50 @@ async def test_a_drain_finishes_what_it_can_and_hands_the_rest_back(tmp_path: Pa
 
 
 @in_virtual_time
+async def test_a_drain_passes_on_what_is_finished_of_a_group_that_is_not(tmp_path: Path):
+    scene = await Scene.at(tmp_path, eos_ids=(2, 3, 4, 5), drain_s=5.0)
+    await scene.task(0, tokens=LONG, group_size=16)
+    await scene.pass_time()
+    await scene.drain()
+    group = scene.groups()["learner-1.0"]
+    assert 2 <= len(group.rollouts) < 16
+    assert scene.tasks.total == 0
+
+
+@in_virtual_time
+async def test_a_group_whose_policy_became_too_old_goes_back_and_begins_anew(tmp_path: Path):
+    scene = await Scene.at(tmp_path, a_run(staleness={"max_staleness": 1}))
+    await scene.task(0, tokens=LONG)
+    await scene.pass_time()
+    await scene.commit(1)
+    await scene.pass_time()
+    assert scene.sampler.busy == 1, "one version behind is of use"
+    await scene.commit(2)
+    await scene.pass_time()
+    assert scene.sampler.busy == 0
+    await scene.pass_time(LONG + 3)
+    assert scene.groups()["learner-1.0"].clock == AT_2
+    assert scene.engine.calls["sample"] == 2
+    await scene.drain()
+
+
+@in_virtual_time
+async def test_a_pinned_group_is_never_too_old(tmp_path: Path):
+    scene = await Scene.at(tmp_path, a_run(staleness={"max_staleness": 1}))
+    await scene.commit(1)
+    await scene.pass_time()
+    await scene.task(0, tokens=LONG, clock=AT_1, pinned=True)
+    await scene.pass_time()
+    for count in (2, 3, 4):
+        await scene.commit(count)
+        await scene.pass_time()
+    await scene.pass_time(LONG + 1)
+    assert scene.groups()["learner-1.0"].clock == AT_1
+    assert scene.engine.calls["sample"] == 1
+    await scene.drain()
+
+
+@in_virtual_time
 async def test_a_broker_that_is_away_when_a_group_is_ready_gets_it_later(tmp_path: Path):
     scene = await Scene.at(tmp_path)
     await scene.task(0)

@@ -220,9 +220,9 @@ async def test_a_prompt_is_prefilled_once_for_its_whole_group(model_dir, monkeyp
     seen = []
     prefill = rig.model.prefill
 
-    def watched(prompts, repeats):
-        seen.append(repeats)
-        return prefill(prompts, repeats)
+    def watched(prompts, counts, *rest):
+        seen.append(counts)
+        return prefill(prompts, counts, *rest)
 
     monkeypatch.setattr(rig.model, "prefill", watched)
     await sampled_by(rig, some_factors(rig.shapes), [a_request(count=8), a_request(count=3)])

@@ -1,0 +1,1 @@
+"""Ways to sample the same groups, each in a process of its own (``bench.sampler``)."""
