@@ -58,6 +58,7 @@ _TORCH = (
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "click": ("node/cli/*.py",),
     "datasets": ("roles/tasks/*.py",),
+    "httpx2": ("roles/sampler/vllm_*.py",),
     "huggingface_hub": ("node/hub_*.py", "node/models.py"),
     "jinja2": ("roles/tasks/prompts.py",),
     "latex2sympy2_extended": ("roles/verifier/rewards/*.py",),
