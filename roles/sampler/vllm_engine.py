@@ -111,14 +111,18 @@ class VllmEngine:
     async def close(self) -> None:
         """Fail what waits or runs, unload what is loaded, and end the servers that were started here."""
         self._closed.set()
-        while self._chores:
-            await asyncio.wait(self._chores)
+        await self.settled()
         for replica in self._replicas.all:
             if replica.server.attached and replica.server.life is not None:
                 await self._drop(replica, self._residents.all())
             await replica.server.close()
             await replica.client.close()
         await asyncio.to_thread(self._files.close)
+
+    async def settled(self) -> None:
+        """Wait until what is being unloaded is unloaded."""
+        while self._chores:
+            await asyncio.wait(self._chores)
 
     async def _serve(self, request: SampleRequest, policy: Placed | None) -> Sampled:
         replica = await self._replicas.take(request.count)

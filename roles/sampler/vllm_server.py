@@ -21,25 +21,32 @@ from roles.sampler.vllm_client import VllmClient
 
 log = structlog.get_logger()
 
-START_S = 900.0
-"""For a server to become healthy: large models load for minutes."""
-
-POLL_S = 10.0
-"""How often a server is asked for its health while nothing looks wrong."""
-
 ASK_FIRST_S = 0.25
 """Pause between questions to a server that is starting; doubles up to ``ASK_MAX_S``."""
 ASK_MAX_S = 2.0
 
-HEALTH_S = 20.0
 HEALTH_TRIES = 3
-"""A server is dead that did not answer so often, each time within ``HEALTH_S``."""
-
-STALL_S = 60.0
-"""For one token, once a whole group came to its deadline without a single completion."""
+"""A server is dead that did not answer so often."""
 
 STARTS_MAX = 3
 """Starts in a row that may fail before a person must look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a server may take, in seconds."""
+
+    start_s: float = 900.0
+    """To become healthy: large models load for minutes."""
+    poll_s: float = 10.0
+    """Between questions for its health while nothing looks wrong."""
+    health_s: float = 20.0
+    """To answer such a question; a busy event loop lags."""
+    stall_s: float = 60.0
+    """For one token, once a whole group came to its deadline without a single completion."""
+
+
+DEFAULT_PATIENCE = Patience()
 
 
 class ServerProcess(Protocol):
@@ -78,6 +85,7 @@ class VllmServer:
         clock: Clock,
         admit: Callable[[], Coroutine[Any, Any, None]],
         launch: Launch | None = None,
+        patience: Patience = DEFAULT_PATIENCE,
     ) -> None:
         """``launch`` starts the server at the client's address; None attaches to one that others run.
 
@@ -87,6 +95,7 @@ class VllmServer:
         self._clock = clock
         self._admit = admit
         self._launch = launch
+        self._patience = patience
         self._process: ServerProcess | None = None
         self._doubt = asyncio.Event()
         self._stalled = False
@@ -153,7 +162,7 @@ class VllmServer:
             self._doubt.clear()
             if life.lost.is_set():
                 return life.why
-            if await self._ended_within(POLL_S, self._doubt):
+            if await self._ended_within(self._patience.poll_s, self._doubt):
                 return "its process ended"
             if life.lost.is_set():
                 return life.why
@@ -178,7 +187,7 @@ class VllmServer:
         """What the server suffers from, or None."""
         for _ in range(HEALTH_TRIES):
             try:
-                await self._client.check_health(HEALTH_S)
+                await self._client.check_health(self._patience.health_s)
                 break
             except EngineError as exc:
                 why = str(exc)
@@ -189,7 +198,7 @@ class VllmServer:
         if stalled:
             try:
                 base = await self._client.base_model()
-                await self._client.complete(_one_token(base.name), timeout_s=STALL_S)
+                await self._client.complete(_one_token(base.name), timeout_s=self._patience.stall_s)
             except EngineError as exc:
                 return f"it does not generate: {exc}"
         return None
@@ -226,18 +235,18 @@ class VllmServer:
 
     async def _healthy(self) -> None:
         """Wait for a server that is starting. Raises EngineError once that is hopeless."""
-        until = self._clock.monotonic() + START_S
+        until = self._clock.monotonic() + self._patience.start_s
         wait_s = ASK_FIRST_S
         while True:
             try:
-                return await self._client.check_health(HEALTH_S)
+                return await self._client.check_health(self._patience.health_s)
             except EngineError as exc:
                 why = str(exc)
             if await self._ended_within(wait_s):
                 assert self._process is not None, "only a process ends"
                 raise EngineError(f"vLLM ended while it started: {self._process.last_words()}")
             if self._clock.monotonic() >= until:
-                raise EngineError(f"no vLLM after {START_S:g} s: {why}")
+                raise EngineError(f"no vLLM after {self._patience.start_s:g} s: {why}")
             wait_s = min(2 * wait_s, ASK_MAX_S)
 
     async def _end_process(self) -> None:

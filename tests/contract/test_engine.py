@@ -1,9 +1,10 @@
-"""What every engine promises, asked of the fake and of transformers alike."""
+"""What every engine promises, asked alike of the fake, of transformers, and of vLLM, stub and real."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 
 import numpy as np
 import pytest
@@ -23,6 +24,10 @@ from tests.engine_rigs import (
     a_small_model,
     some_factors,
 )
+from tests.vllm_rigs import STUB_SHAPES, VllmRig
+from tests.vllm_stub import StubModel, StubServer
+
+MakeRig = Callable[[str], Awaitable[Rig]]
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +35,27 @@ def model_dir(tmp_path_factory):
     return a_small_model(tmp_path_factory.mktemp("model"))
 
 
-def make_rig(kind: str, model_dir) -> Rig:
-    return FakeRig() if kind == "fake" else TransformersRig(model_dir)
+@pytest.fixture
+async def make_rig(request, tmp_path) -> AsyncIterator[MakeRig]:
+    """Makes rigs whose engines hold no policy."""
+    async with AsyncExitStack() as stack:
+
+        async def make(kind: str) -> Rig:
+            if kind == "vllm-stub":
+                stub = await stack.enter_async_context(StubServer(StubModel()))
+                return await VllmRig.open(stub.url, STUB_SHAPES, tmp_path)
+            if kind == "vllm":
+                server = request.getfixturevalue("vllm_server")
+                return await VllmRig.open(server.url, server.shapes, tmp_path)
+            return FakeRig() if kind == "fake" else TransformersRig(request.getfixturevalue("model_dir"))
+
+        yield make
 
 
-@pytest.fixture(params=["fake", "transformers"])
-async def bare(request, model_dir) -> AsyncIterator[Rig]:
+@pytest.fixture(params=["fake", "transformers", "vllm-stub", pytest.param("vllm", marks=pytest.mark.vllm)])
+async def bare(request, make_rig) -> AsyncIterator[Rig]:
     """A rig whose engine holds no policy."""
-    rig = make_rig(request.param, model_dir)
+    rig = await make_rig(request.param)
     yield rig
     rig.release()
     await rig.engine.close()
@@ -192,13 +210,13 @@ async def test_a_policy_can_be_asked_for_by_name_whatever_is_newest(rig):
 
 
 async def test_after_a_swap_the_result_is_that_of_an_engine_that_never_knew_another_policy(
-    rig, request, model_dir
+    rig, request, make_rig
 ):
     prompt = list(range(9, 9 + 20)) * 2
     await rig.engine.sample(a_request(prompt_token_ids=prompt))
     await rig.engine.load_policy("v2", some_factors(rig.shapes, 2), newest=True)
     warm = await rig.engine.sample(a_request(prompt_token_ids=prompt))
-    cold_rig = make_rig(request.node.callspec.params["bare"], model_dir)
+    cold_rig = await make_rig(request.node.callspec.params["bare"])
     await cold_rig.engine.load_policy("v2", some_factors(rig.shapes, 2), newest=True)
     cold = await cold_rig.engine.sample(a_request(prompt_token_ids=prompt))
     await cold_rig.engine.close()
