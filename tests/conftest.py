@@ -23,10 +23,11 @@ def logs_as_they_were() -> Iterator[None]:
 def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     """vLLM on a small model: one server for all tests that need no other."""
     from tests.engine_rigs import a_small_model
-    from tests.vllm_real import PYTHON, real_server
+    from tests.vllm_real import PYTHON, real_server, with_a_tokenizer
 
     if not PYTHON.is_file():
         pytest.skip("vLLM is not installed here: just test-vllm")
     directory = tmp_path_factory.mktemp("vllm")
-    with real_server(a_small_model(directory / "model", head_dim=32), directory / "server.log") as server:
+    model_dir = with_a_tokenizer(a_small_model(directory / "model", head_dim=32))
+    with real_server(model_dir, directory / "server.log") as server:
         yield server

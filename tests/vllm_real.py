@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from node.children import last_words
 from node.vllm_process import free_port
@@ -56,6 +59,14 @@ def real_server(model_dir: Path, log: Path) -> Iterator[RealServer]:
     finally:
         process.terminate()
         process.wait()
+
+
+def with_a_tokenizer(model_dir: Path) -> Path:
+    """Give a model the files without which vLLM does not start."""
+    vocabulary = {f"t{number}": number for number in range(VOCAB)}
+    words = Tokenizer(WordLevel(vocabulary, unk_token="t3"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t2").save_pretrained(model_dir)
+    return model_dir
 
 
 def _healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -66,8 +66,9 @@ class PacedTransport(httpx2.AsyncBaseTransport):
             await self.open.wait()
             response = await self._inner.handle_async_request(request)
             content = await response.aread()
-            tokens = len(json.loads(content)["choices"][0]["token_ids"]) if response.is_success else 0
-            await self._until(started + tokens, self._answers)
+            if response.is_success:
+                tokens = json.loads(content)["choices"][0]["token_ids"] or []
+                await self._until(started + len(tokens), self._answers)
             return httpx2.Response(response.status_code, content=content)
         finally:
             self._flying -= 1

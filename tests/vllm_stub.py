@@ -79,6 +79,8 @@ class StubServer:
         self.faults = Faults()
         self.calls: Counter[str] = Counter()
         self.aborted = 0
+        self.blind = False
+        """Whether it sees no directory of its clients."""
         self.url = ""
         self.loaded: dict[str, str] = {}
         """Digest of the weights by adapter name."""
@@ -131,11 +133,7 @@ class StubServer:
         self.calls[request.path] += 1
         if statuses := self.faults.statuses.get(request.path):
             raise Refusal(statuses.pop(0), "as the test wants it")
-        try:
-            response: web.StreamResponse = await handler(request)
-        except asyncio.CancelledError:
-            self.aborted += 1
-            raise
+        response: web.StreamResponse = await handler(request)
         return response
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -159,7 +157,7 @@ class StubServer:
             raise Refusal(400, f"The lora adapter '{name}' has already been loaded. If you want to load it …")
         if not self.model.enable_lora:
             raise Refusal(500, "Call to add_lora method failed: LoRA is not enabled. Use --enable-lora to …")
-        if not (directory / "adapter_config.json").is_file():
+        if self.blind or not (directory / "adapter_config.json").is_file():
             raise Refusal(404, f"Loading lora {name} failed: No adapter found for {directory}")
         config = json.loads((directory / "adapter_config.json").read_text())
         if config["r"] > self.model.max_lora_rank:
@@ -194,6 +192,9 @@ class StubServer:
             if self.faults.stalls:
                 await asyncio.Event().wait()
             await asyncio.sleep(self._seconds_per_token * len(choice["token_ids"]))
+        except asyncio.CancelledError:
+            self.aborted += 1
+            raise
         finally:
             await asyncio.shield(self._leave(name))
         self._used_adapter = self._used_adapter or name != BASE

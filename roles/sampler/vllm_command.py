@@ -86,19 +86,18 @@ def server_command(words: Sequence[str], serving: Serving, needs: Needs, port: i
 
 
 def server_environment(environ: Mapping[str, str], serving: Serving) -> dict[str, str]:
-    """The environment of one server: ``environ``, what it must have, and what helps where nothing is said."""
+    """The environment of one server: ``environ``, what it must have, and what helps where nothing is said.
+
+    Raises OperatorError if CUDA_VISIBLE_DEVICES hides the device.
+    """
     helps = {"VLLM_NO_USAGE_STATS": "1"}
     must = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
     if serving.device == "cpu":
         # One core is vLLM's own reserve by default, of two.
         helps |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "4"}
         must["OMP_NUM_THREADS"] = str(serving.threads)
-    if numbers := [name.partition(":")[2] for name in serving.device.split(",") if ":" in name]:
-        visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        # cuda:1 is the second of the devices that this process sees.
-        must["CUDA_VISIBLE_DEVICES"] = ",".join(
-            visible[int(number)] if visible != [""] else number for number in numbers
-        )
+    if visible := _visible(environ.get("CUDA_VISIBLE_DEVICES"), serving.device):
+        must["CUDA_VISIBLE_DEVICES"] = visible
     return helps | dict(environ) | must
 
 
@@ -111,3 +110,14 @@ def shares_of(words: Sequence[str], device: str) -> list[str]:
 def has_flag(words: Sequence[str], flag: str) -> bool:
     """Whether the operator's command sets a flag, as ``--flag value`` or ``--flag=value``."""
     return any(word == flag or word.startswith(f"{flag}=") for word in words)
+
+
+def _visible(before: str | None, device: str) -> str | None:
+    """What a server of ``device`` may see: ``cuda:1`` is the second of what this process sees."""
+    numbers = [int(name.partition(":")[2]) for name in device.split(",") if name.startswith("cuda:")]
+    if not numbers or before is None:
+        return ",".join(map(str, numbers)) or None
+    names = before.split(",")
+    if max(numbers) >= len(names):
+        raise OperatorError(f"--device {device}: CUDA_VISIBLE_DEVICES={before} has no device {max(numbers)}")
+    return ",".join(names[number] for number in numbers)
