@@ -42,6 +42,11 @@ class VllmProcess:
                 "pip install 'grpo-node[vllm]', or name another with --vllm-command"
             ) from exc
 
+    @property
+    def pid(self) -> int:
+        """Of the process that leads its group."""
+        return self._child.process.pid
+
     async def ended(self) -> None:
         """Wait for its end."""
         await self._child.process.wait()

@@ -173,3 +173,19 @@ class VllmRig:
 
     def release(self) -> None:
         self.time.open.set()
+
+
+async def until_changed(server: VllmServer, *, lives: bool) -> None:
+    """Wait until a server was seen to die or to live."""
+    changed = asyncio.Event()
+    before = server.on_change
+
+    def on_change() -> None:
+        before()
+        changed.set()
+
+    server.on_change = on_change
+    while (server.life is not None) != lives:
+        await changed.wait()
+        changed.clear()
+    server.on_change = before

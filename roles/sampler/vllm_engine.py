@@ -54,7 +54,7 @@ class VllmEngine:
 
     def __init__(self, served: Served, replicas: Replicas, files: AdapterFiles, clock: Clock) -> None:
         self._served = served
-        self._replicas = replicas
+        self.replicas = replicas
         self._clock = clock
         self._files = files
         self._residents: Residents[Placed] = Residents(served.shapes, files.place)
@@ -69,7 +69,12 @@ class VllmEngine:
     @property
     def groups_max(self) -> int:
         """Requests of one rollout that all servers can decode together."""
-        return self._replicas.rows_max * len(self._replicas.all)
+        return self.replicas.rows_max * len(self.replicas.all)
+
+    @property
+    def shapes(self) -> Factors:
+        """Names and shapes of the factors that every policy must have."""
+        return self._served.shapes
 
     async def load_policy(self, name: str, factors: Factors, *, newest: bool) -> None:
         """Load a policy into every server that lives; others load it when they do.
@@ -80,7 +85,7 @@ class VllmEngine:
         policy = self._residents.get(name)
         with self._used(policy):
             try:
-                for replica in await self._unless_closed(self._replicas.any_living()):
+                for replica in await self._unless_closed(self.replicas.any_living()):
                     await self._preload(replica, policy)
             except EngineError:
                 await self.unload_policy(name)
@@ -112,7 +117,7 @@ class VllmEngine:
         """Fail what waits or runs, unload what is loaded, and end the servers that were started here."""
         self._closed.set()
         await self.settled()
-        for replica in self._replicas.all:
+        for replica in self.replicas.all:
             if replica.server.attached and replica.server.life is not None:
                 await self._drop(replica, self._residents.all())
             await replica.server.close()
@@ -125,13 +130,13 @@ class VllmEngine:
             await asyncio.wait(self._chores)
 
     async def _serve(self, request: SampleRequest, policy: Placed | None) -> Sampled:
-        replica = await self._replicas.take(request.count)
+        replica = await self.replicas.take(request.count)
         try:
             policy = policy or self._residents.get(None)
             with self._used(policy):
                 return await self._generate(replica, policy, request)
         finally:
-            self._replicas.give(replica, request.count)
+            self.replicas.give(replica, request.count)
 
     async def _generate(self, replica: Replica, policy: Placed, request: SampleRequest) -> Sampled:
         life = replica.server.life
@@ -200,7 +205,7 @@ class VllmEngine:
 
     async def _forget(self, policy: Placed) -> None:
         """Unload everywhere, then delete the files: a server may read them again while it serves them."""
-        for replica in self._replicas.all:
+        for replica in self.replicas.all:
             await self._drop(replica, [policy])
         await asyncio.to_thread(self._files.discard, policy)
 

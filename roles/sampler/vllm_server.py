@@ -52,6 +52,11 @@ DEFAULT_PATIENCE = Patience()
 class ServerProcess(Protocol):
     """A server started here, with everything it started."""
 
+    @property
+    def pid(self) -> int:
+        """Of the process that leads its group."""
+        ...
+
     async def ended(self) -> None:
         """Wait for its end."""
         ...
@@ -96,7 +101,7 @@ class VllmServer:
         self._admit = admit
         self._launch = launch
         self._patience = patience
-        self._process: ServerProcess | None = None
+        self.process: ServerProcess | None = None
         self._doubt = asyncio.Event()
         self._stalled = False
         self._watcher: asyncio.Task[None] | None = None
@@ -175,7 +180,7 @@ class VllmServer:
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._clock.sleep(seconds))]
         if or_until is not None:
             waits.append(asyncio.ensure_future(or_until.wait()))
-        end = None if self._process is None else asyncio.ensure_future(self._process.ended())
+        end = None if self.process is None else asyncio.ensure_future(self.process.ended())
         try:
             await asyncio.wait({*waits, *([end] if end else [])}, return_when=asyncio.FIRST_COMPLETED)
             return end is not None and end.done()
@@ -226,7 +231,7 @@ class VllmServer:
         """To a new life. Raises EngineError if it failed this time, OperatorError if it would every time."""
         if self._launch is not None:
             await self._end_process()
-            self._process = await self._launch()
+            self.process = await self._launch()
         await self._healthy()
         await self._admit()
         self.life = Life()
@@ -243,14 +248,14 @@ class VllmServer:
             except EngineError as exc:
                 why = str(exc)
             if await self._ended_within(wait_s):
-                assert self._process is not None, "only a process ends"
-                raise EngineError(f"vLLM ended while it started: {self._process.last_words()}")
+                assert self.process is not None, "only a process ends"
+                raise EngineError(f"vLLM ended while it started: {self.process.last_words()}")
             if self._clock.monotonic() >= until:
                 raise EngineError(f"no vLLM after {self._patience.start_s:g} s: {why}")
             wait_s = min(2 * wait_s, ASK_MAX_S)
 
     async def _end_process(self) -> None:
-        process, self._process = self._process, None
+        process, self.process = self.process, None
         if process is not None:
             await process.stop()
 

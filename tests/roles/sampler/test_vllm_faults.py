@@ -12,7 +12,7 @@ from protocol.errors import EngineError
 from protocol.messages import SamplingParams
 from roles.sampler.engine import Sampled
 from tests.engine_rigs import EOS_IDS, a_request, some_factors
-from tests.vllm_rigs import IMPATIENT, STUB_SHAPES, VllmRig
+from tests.vllm_rigs import IMPATIENT, STUB_SHAPES, VllmRig, until_changed
 from tests.vllm_stub import StubModel, StubServer
 
 COMPLETIONS, LOAD, UNLOAD = "/v1/completions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -43,22 +43,6 @@ async def until_asked(stub: StubServer, count: int) -> None:
     """Wait until so many completions run in the server."""
     async with stub.arrived:
         await stub.arrived.wait_for(lambda: sum(stub.running.values()) == count)
-
-
-async def until_changed(rig: VllmRig, *, lives: bool) -> None:
-    """Wait until the engine sees its server die or live."""
-    changed = asyncio.Event()
-    before = rig.server.on_change
-
-    def on_change() -> None:
-        before()
-        changed.set()
-
-    rig.server.on_change = on_change
-    while (rig.server.life is not None) != lives:
-        await changed.wait()
-        changed.clear()
-    rig.server.on_change = before
 
 
 async def test_a_server_fault_is_tried_again_and_the_rollouts_are_the_same(rig, stub):
@@ -169,7 +153,7 @@ async def test_what_a_dying_server_had_in_hand_fails_and_what_waits_is_served_by
     await stub.stop()
     for lost in await asyncio.gather(*in_hand, return_exceptions=True):
         assert isinstance(lost, EngineError)
-    await until_changed(rig, lives=False)
+    await until_changed(rig.server, lives=False)
     assert not waiting.done()
     stub.faults.stalls = False
     await stub.start_again()
@@ -181,7 +165,7 @@ async def test_a_policy_that_comes_while_the_server_is_dead_is_loaded_into_its_s
     lost = running(rig)
     with pytest.raises(EngineError):
         await lost
-    await until_changed(rig, lives=False)
+    await until_changed(rig.server, lives=False)
     loading = asyncio.ensure_future(rig.engine.load_policy("v2", some_factors(STUB_SHAPES, 2), newest=True))
     await stub.start_again()
     await loading
@@ -196,15 +180,15 @@ async def test_a_server_that_is_well_but_gives_no_token_is_lost(rig, stub):
     rig.time.skip(0.5)
     assert (await group).rollouts == ()
     rig.release()
-    await until_changed(rig, lives=False)
+    await until_changed(rig.server, lives=False)
     stub.faults.stalls = False
-    await until_changed(rig, lives=True)
+    await until_changed(rig.server, lives=True)
     assert len((await rig.engine.sample(a_request())).rollouts) == 4
 
 
 async def test_a_server_that_says_it_is_sick_is_lost_until_it_is_well(rig, stub):
     stub.faults.sick = True
-    await until_changed(rig, lives=False)
+    await until_changed(rig.server, lives=False)
     waiting = running(rig)
     stub.faults.sick = False
     assert len((await waiting).rollouts) == 4
