@@ -73,7 +73,7 @@ async def test_a_server_that_does_not_see_the_adapters_is_told_where_they_must_l
         stub.blind = True
         client = VllmClient(stub.url, SystemClock())
         with pytest.raises(
-            OperatorError, match="does not see .*probe-1: --vllm-adapters must name a directory"
+            OperatorError, match=r"does not see .*probe-1: --vllm-adapters must name a directory"
         ):
             await check_server(client, A_NEED, tmp_path / "probe-1")
         await client.close()
