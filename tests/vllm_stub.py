@@ -128,6 +128,11 @@ class StubServer:
         self._prefix_cache.clear()
         await self.start(int(self.url.rpartition(":")[2]))
 
+    async def until_running(self, count: int) -> None:
+        """Wait until exactly so many completions run."""
+        async with self.arrived:
+            await self.arrived.wait_for(lambda: sum(self.running.values()) == count)
+
     @web.middleware
     async def _with_faults(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.calls[request.path] += 1

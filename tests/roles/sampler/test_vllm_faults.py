@@ -39,12 +39,6 @@ def running(rig: VllmRig, **changes: Any) -> asyncio.Future[Sampled]:
     return asyncio.ensure_future(rig.engine.sample(a_request(**changes)))
 
 
-async def until_asked(stub: StubServer, count: int) -> None:
-    """Wait until so many completions run in the server."""
-    async with stub.arrived:
-        await stub.arrived.wait_for(lambda: sum(stub.running.values()) == count)
-
-
 async def test_a_server_fault_is_tried_again_and_the_rollouts_are_the_same(rig, stub):
     before = await rig.engine.sample(a_request())
     stub.faults.statuses[COMPLETIONS] = [500, 503, 500]
@@ -75,7 +69,7 @@ async def test_a_group_of_which_one_rollout_fails_is_aborted_whole(rig, stub):
     rig.release()
     with pytest.raises(EngineError, match="400"):
         await group
-    await until_asked(stub, 0)
+    await stub.until_running(0)
     stub.faults.stalls = False
     assert len((await rig.engine.sample(a_request())).rollouts) == 4
 
@@ -122,9 +116,9 @@ async def test_an_answer_that_is_not_what_was_asked_for_is_no_rollout(rig, stub,
 async def test_cancelling_a_request_aborts_it_in_the_server(rig, stub):
     stub.faults.stalls = True
     group = running(rig, count=4)
-    await until_asked(stub, 4)
+    await stub.until_running(4)
     group.cancel()
-    await until_asked(stub, 0)
+    await stub.until_running(0)
     assert stub.aborted == 4
 
 
@@ -148,7 +142,7 @@ async def test_what_a_dying_server_had_in_hand_fails_and_what_waits_is_served_by
     before = await rig.engine.sample(a_request())
     stub.faults.stalls = True
     in_hand = [running(rig, seed=seed) for seed in range(2)]
-    await until_asked(stub, 8)
+    await stub.until_running(8)
     waiting = running(rig)
     await stub.stop()
     for lost in await asyncio.gather(*in_hand, return_exceptions=True):
