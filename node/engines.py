@@ -95,7 +95,7 @@ async def open_vllm(
 
 
 def _needs(spec: RunSpec, model: LocalModel) -> Needs:
-    from roles.base_model import adapter_shapes
+    from roles.policy.adapter_shapes import adapter_shapes
 
     longest = spec.tasks.prompt_tokens_max + spec.sampling.max_new_tokens
     return Needs(

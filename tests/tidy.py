@@ -49,6 +49,7 @@ MAY_READ_ENVIRONMENT = ("node/settings.py", "tests/*", "bench/*", "examples/*", 
 _TORCH = (
     "roles/base_model.py",
     "roles/learner/torch_*.py",
+    "roles/policy/adapter_shapes.py",
     "roles/sampler/transformers_*.py",
     "node/devices.py",
     "node/models.py",

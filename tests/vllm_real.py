@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from node.children import last_words
 from node.vllm_process import free_port
-from roles.base_model import adapter_shapes
+from roles.policy.adapter_shapes import adapter_shapes
 from roles.policy.compose import Factors
 from roles.sampler.vllm_checks import Needs
 from roles.sampler.vllm_command import MODULE, Serving, server_command, server_environment
