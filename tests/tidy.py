@@ -32,6 +32,7 @@ MAY_CATCH_ALL = {
 MAY_SLEEP = {
     "tests/contract/brokers.py": "asks a real broker until it has done what it announces to nobody",
     "tests/roles/verifier/rewards/reward_functions.py": "a reward function that takes too long",
+    "tests/vllm_stub.py": "a server that takes its time for a token",
 }
 """Tests that wait for the clock, with the reason why there is no event to wait for."""
 
