@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from bench.harness import Figure, Goal, report, say
@@ -200,6 +202,7 @@ def _ignore_eos(engine: VllmEngine) -> None:
 def main() -> None:
     """Measure the model that was asked for."""
     options = arguments()
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
         folder = options.model or tiny_model(home, 0)
