@@ -25,13 +25,14 @@ def adapter_shapes(model_dir: Path, lora: LoraSpec) -> Factors:
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
     config = LoraConfig(r=lora.rank, target_modules=targets, task_type="CAUSAL_LM")
     try:
+        settings = AutoConfig.from_pretrained(model_dir, local_files_only=True)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
-                AutoConfig.from_pretrained(model_dir, local_files_only=True), attn_implementation="sdpa"
-            )
-            adapted = with_adapter(model, config)
-    except OSError as exc:
+            model = AutoModelForCausalLM.from_config(settings, attn_implementation="sdpa")
+    except (OSError, ValueError) as exc:
         raise OperatorError(f"{model_dir} is not a causal language model: {one_line(str(exc))}") from exc
+    try:
+        with torch.device("meta"):
+            adapted = with_adapter(model, config)
     except ValueError as exc:
         raise OperatorError(f"lora.target_modules do not fit this model: {one_line(str(exc))}") from exc
     nothing = np.float32(0)
