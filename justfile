@@ -20,7 +20,7 @@ demo *args: setup
 
 # The fast tests, on two cores: under three minutes.
 test *args: setup
-    @'{{ bin }}/python' -m pytest -n 2 -m "not e2e" "$@"
+    @'{{ bin }}/python' -m pytest -n 2 -m "not e2e and not vllm" "$@"
 
 # What no test should have to say: lint, format, types, direction, house rules.
 check: setup
@@ -37,6 +37,11 @@ sim *args: setup
 # Real processes and a real broker, one after the other (minutes).
 e2e *args: setup
     @'{{ bin }}/python' -m pytest -m e2e "$@"
+
+# vLLM itself, on this machine's CPU, in an environment of its own (3.5 GB; then three minutes).
+test-vllm *args: setup
+    @sh scripts/setup-vllm.sh
+    @'{{ bin }}/python' -m pytest -m vllm "$@"
 
 # Measure one question: `just bench codec`; without a name, list them.
 bench *args: setup

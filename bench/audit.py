@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import structlog
@@ -82,7 +83,7 @@ def quantiles(found: Sequence[int]) -> dict[str, Figure]:
 
 
 async def pools_of(
-    scene: Scene, table: dict, groups: int, tolerance: ToleranceSpec, rng: np.random.Generator
+    scene: Scene, table: dict[str, Any], groups: int, tolerance: ToleranceSpec, rng: np.random.Generator
 ) -> dict[str, Pool]:
     """A pool for each attack that passes the structure checks."""
     pools = {}

@@ -66,6 +66,8 @@ class LyingEngine:
         self.groups_max = engine.groups_max
         self.load_policy = engine.load_policy
         self.unload_policy = engine.unload_policy
+        self.abandon = engine.abandon
+        self.conclude = engine.conclude
         self.close = engine.close
 
     async def sample(self, request: SampleRequest) -> Sampled:
@@ -119,7 +121,7 @@ class Run:
         store = MemoryStore(self._bucket, EntryCache(self._place / node), self._clock)
         ring = Ring(bus, identity, self.spec, "node", self._clock)
         presence = Presence(ring, (role,), {})
-        return Ground(settings, identity, bus, self.spec, store, self._model, presence)
+        return Ground(settings, identity, bus, self.spec, store, self._model, presence, self._place / node)
 
     async def play(self, node: str, role: str, *, lies: bool = False) -> None:
         """Be a node until the run is finished; a liar that is thrown out is gone."""
@@ -208,7 +210,7 @@ async def exam(model: LocalModel, spec: RunSpec, factors: Factors) -> float:
     results = await asyncio.gather(*(engine.sample(request) for request in requests))
     await engine.close()
     right = [
-        tokenizer.decode(r.token_ids.tolist(), skip_special_tokens=True).strip() == row.answer
+        str(tokenizer.decode(r.token_ids.tolist(), skip_special_tokens=True)).strip() == row.answer
         for row, result in zip(rows, results, strict=True)
         for r in result.rollouts
     ]

@@ -33,7 +33,7 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
 ADAPTERS = {"base": (1, 0.0), "rank1": (1, 0.05), "rank32": (32, 0.02)}
 """Rank, and standard deviation of the entries of B."""
 
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "t0.7": {"temperature": 0.7},
     "t1.0": {},
     "t1.3": {"temperature": 1.3},

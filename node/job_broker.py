@@ -92,7 +92,7 @@ async def _pinned(spec: RunSpec, environment: Environment) -> RunSpec:
     Raises OperatorError if the run of this name in the store has other settings.
     """
     located = spec.model_copy(update={"store": located_store(spec.store)})
-    await asyncio.to_thread(create_store, located.store)
+    await create_store(located.store)
     store = open_store(located.store, environment.places.home / "cache")
     if any(path.startswith(f"{spec.name}/run-") for path in await store.list(spec.name)):
         found = await read_spec(store, spec.name)

@@ -178,6 +178,11 @@ def check_store(swarm: SwarmSpec) -> None:
     from protocol.runspec import RunSpec
 
     store = urlsplit(RunSpec.from_toml(swarm.run_file, "the run file").store.url)
+    if store.scheme == "nats":
+        raise OperatorError(
+            "store.url: nats:// lies on the broker's disk, and that of a job ends with it; use "
+            f"hf://buckets/{swarm.namespace}/NAME"
+        )
     if store.scheme not in {"", "file"}:
         return
     for kind in KINDS:

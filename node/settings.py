@@ -6,6 +6,7 @@ This is the only file that reads the environment. Everything else gets its setti
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 Role = Literal["learner", "sampler", "verifier"]
 ROLES: tuple[Role, ...] = get_args(Role)
+
+EngineKind = Literal["transformers", "vllm"]
+ENGINES: tuple[EngineKind, ...] = get_args(EngineKind)
 
 NAME_RULE = "a name is lower-case letters, digits and dashes, at most 48, and no dash first"
 
@@ -78,6 +82,33 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
+class VllmSettings:
+    """How a sampler comes to its vLLM servers: by a command that starts them, or by their addresses."""
+
+    command: str | None = None
+    """Words that start a server, to which model and flags are added; None: vLLM of this environment."""
+    urls: tuple[str, ...] = ()
+    """Servers that others run."""
+    adapters: Path | None = None
+    """Directory that this node and the servers see under the same path; None: one of the node's own."""
+
+    def __post_init__(self) -> None:
+        """Raise OperatorError on what contradicts itself."""
+        if self.urls and self.command is not None:
+            raise OperatorError(
+                "--vllm-command starts a server, --vllm-url names one that runs: use one of both"
+            )
+        for url in self.urls:
+            if not re.match(r"https?://[^/\s]", url):
+                raise OperatorError(f"--vllm-url {url!r} is no address; write http://host:8000")
+
+    @property
+    def said(self) -> bool:
+        """Whether the operator said anything about vLLM."""
+        return self != VllmSettings()
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSettings:
     """What an operator says to one node."""
 
@@ -96,6 +127,8 @@ class NodeSettings:
     places: Places = Places(Path())
     allow_modules: tuple[str, ...] = ()
     """Python modules (or packages of them) whose functions a run may name as rewards on this node."""
+    engine: EngineKind = "transformers"
+    vllm: VllmSettings = VllmSettings()
     wait: bool = False
     """Wait for a run that the broker does not have, instead of telling the operator."""
     way: Way = Way()
@@ -118,6 +151,10 @@ class NodeSettings:
             raise OperatorError(f"--run {self.run!r}: {NAME_RULE}")
         if self.name is not None and not NAME_PATTERN.fullmatch(self.name):
             raise OperatorError(f"--name {self.name!r}: {NAME_RULE}")
+        if self.engine not in ENGINES:
+            raise OperatorError(f"--engine is one of {', '.join(ENGINES)}, not {self.engine!r}")
+        if self.engine != "vllm" and self.vllm.said:
+            raise OperatorError("--vllm-command, --vllm-url and --vllm-adapters go with --engine vllm")
         if self.threads is not None and self.threads < 1:
             raise OperatorError("--threads must be at least 1")
 
@@ -211,6 +248,11 @@ def child_environment(additions: Mapping[str, str]) -> dict[str, str]:
     own = {ENV_CREDENTIALS, ENV_JOIN, ENV_IDENTITY}
     ours = {name: value for name, value in os.environ.items() if name not in own}
     return {**ours, **additions}
+
+
+def process_environment() -> dict[str, str]:
+    """This process's environment, for a server that it starts."""
+    return dict(os.environ)
 
 
 def free_threads(environment: Environment) -> int:

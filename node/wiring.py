@@ -15,6 +15,7 @@ import structlog
 from node.broker_wait import wait_for_port
 from node.consent import Consent
 from node.devices import choose_device, only_device
+from node.engines import open_engine
 from node.identity_file import own_identity
 from node.joining import node_access
 from node.models import Detokenizer, LocalModel, load_tokenizer, resolve_model, stop_token_ids
@@ -55,6 +56,8 @@ class Ground:
     store: AdapterStore
     model: LocalModel
     presence: Presence
+    home: Path
+    """The node's own directory."""
 
     def ring(self, role: str) -> Ring:
         """A role's voice."""
@@ -84,7 +87,7 @@ async def build_node(settings: NodeSettings) -> Node:
             settings = replace(settings, device=await asyncio.to_thread(choose_device, settings.device))
         detail = {"device": settings.device, "threads": str(settings.threads)}
         presence = Presence(ring, settings.roles, detail)
-        ground = Ground(settings, identity, bus, spec, store, model, presence)
+        ground = Ground(settings, identity, bus, spec, store, model, presence, home)
         ring.log.info("node_joined", run=spec.name, roles=settings.roles, spec=spec.digest, **detail)
         return Node(ring, presence, [await _BUILDERS[role](ground) for role in settings.roles])
     except BaseException:
@@ -137,24 +140,10 @@ async def build_learner(ground: Ground) -> Part:
 
 async def build_sampler(ground: Ground) -> Part:
     """The sampler: generates on this node's device."""
-    from roles.sampler.transformers_engine import TransformersEngine
-
     spec, settings = ground.spec, ground.settings
     tokenizer = await asyncio.to_thread(load_tokenizer, ground.model.directory)
-    engine = await asyncio.to_thread(
-        lambda: TransformersEngine.open(
-            ground.model.directory,
-            spec.lora,
-            stop_token_ids(ground.model.directory, tokenizer),
-            device=only_device(settings.device, "sampler"),
-            dtype=spec.model.dtype,
-            bits=spec.model.bits,
-            rows_max=settings.rows_max,
-            # A synchronous run must not depend on which tasks happen to decode together.
-            groups_per_batch=1 if spec.staleness.max_staleness == 0 else None,
-            threads=settings.threads or 1,
-        )
-    )
+    eos_ids = stop_token_ids(ground.model.directory, tokenizer)
+    engine = await open_engine(spec, settings, ground.model, eos_ids, ground.home)
     offload = ThreadOffload("sampler")
     sampler = Sampler(ground.ring("sampler"), ground.store, engine, offload, drain_s=settings.grace_s)
 

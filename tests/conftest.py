@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import pytest
 import structlog
 
 from tests.hub.server import HubServer
 from tests.hub.standin import running
+
+if TYPE_CHECKING:
+    from tests.vllm_real import RealServer
 
 # The stock client reads these when it is imported. A cache of uploads must not outlive the stand-in, which
 # forgets; nobody's login is used; and faults are retried at once.
@@ -38,3 +42,17 @@ def logs_as_they_were() -> Iterator[None]:
     """A test that sets up logs, as every command does, leaves nothing of it to the next one."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture(scope="session")
+def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """vLLM on a small model: one server for all tests that need no other."""
+    from tests.engine_rigs import a_small_model
+    from tests.vllm_real import PYTHON, real_server, with_a_tokenizer
+
+    if not PYTHON.is_file():
+        pytest.skip("vLLM is not installed here: just test-vllm")
+    directory = tmp_path_factory.mktemp("vllm")
+    model_dir = with_a_tokenizer(a_small_model(directory / "model", head_dim=32))
+    with real_server(model_dir, directory / "server.log") as server:
+        yield server

@@ -53,8 +53,11 @@ def some_factors(shapes: Factors, seed: int = 0, size: float = 0.1) -> Factors:
     }
 
 
-def a_small_model(directory: Path) -> Path:
-    """A random Llama with grouped-query attention that says EOS about once in ten tokens."""
+def a_small_model(directory: Path, head_dim: int = 8) -> Path:
+    """A random Llama with grouped-query attention that says EOS about once in ten tokens.
+
+    vLLM has attention for a ``head_dim`` of 32 and more.
+    """
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -63,6 +66,7 @@ def a_small_model(directory: Path) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=head_dim,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=False,
         initializer_range=0.15,

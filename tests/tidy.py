@@ -33,6 +33,7 @@ MAY_CATCH_ALL = {
 MAY_SLEEP = {
     "tests/contract/brokers.py": "asks a real broker until it has done what it announces to nobody",
     "tests/roles/verifier/rewards/reward_functions.py": "a reward function that takes too long",
+    "tests/vllm_stub.py": "a server that takes its time for a token",
 }
 """Tests that wait for the clock, with the reason why there is no event to wait for."""
 
@@ -52,6 +53,7 @@ _TORCH = (
     "roles/torch_*.py",
     "roles/learner/torch_*.py",
     "roles/verifier/torch_*.py",
+    "roles/policy/adapter_shapes.py",
     "roles/sampler/transformers_*.py",
     "node/devices.py",
     "node/models.py",
@@ -62,7 +64,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "click": ("node/cli/*.py",),
     "datasets": ("roles/tasks/*.py",),
     "hf_xet": ("node/hub_*.py",),
-    "httpx2": ("node/hub_*.py",),
+    "httpx2": ("node/hub_*.py", "roles/sampler/vllm_*.py"),
     "huggingface_hub": ("node/hub_*.py", "node/models.py"),
     "jinja2": ("roles/tasks/prompts.py",),
     "latex2sympy2_extended": ("roles/verifier/rewards/*.py",),

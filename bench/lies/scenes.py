@@ -65,13 +65,13 @@ async def smollm2_scene(directory: Path, place: Path, dtype: str = "float32") ->
     ]
 
     def reward(prompt: Sequence[int], completion: Sequence[int]) -> float:
-        a, b = re.findall(r"What is (\d) plus (\d)", tokenizer.decode(list(prompt)))[0]
-        found = re.findall(r"\d+", tokenizer.decode(list(completion)))
+        a, b = re.findall(r"What is (\d) plus (\d)", str(tokenizer.decode(list(prompt))))[0]
+        found = re.findall(r"\d+", str(tokenizer.decode(list(completion))))
         return float(bool(found) and int(found[-1][:9]) == int(a) + int(b))
 
     spec = spec_of(str(directory), group_size=4, tokens=32, rate=4e-5)
     eos_ids = stop_token_ids(directory, tokenizer)
-    prompts = [np.array(ids, np.int32) for ids in asked]
+    prompts: list[Sequence[int]] = [[int(token) for token in ids] for ids in asked]
     scene = await Scene.open(spec, directory, eos_ids, prompts, reward, groups_per_update=4)
     layers = round(30 * SMALLER_LAYERS)
     smaller = without_layers(directory, place / "smaller", layers)

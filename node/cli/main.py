@@ -23,7 +23,7 @@ from node.cli import (
     run_commands,
 )
 from node.runtime import EXIT_IMPATIENT, EXIT_OPERATOR, explain
-from node.settings import ROLES
+from node.settings import ROLES, VllmSettings
 from protocol.errors import OperatorError
 
 HELP = """Reinforcement learning of language models by a swarm of equal peers.
@@ -92,6 +92,10 @@ def node(
         int | None, typer.Option(help="CPU threads; default: what is free on this machine.")
     ] = None,
     rows: Annotated[int, typer.Option(help="Sequences that a sampler decodes at once.")] = 128,
+    engine: run_commands.EngineOption = None,
+    vllm_command: run_commands.VllmCommandOption = None,
+    vllm_url: run_commands.VllmUrlOption = None,
+    vllm_adapters: run_commands.VllmAdaptersOption = None,
     grace: Annotated[float, typer.Option(help="Seconds to finish work in hand when stopped.")] = 30.0,
     allow_module: Annotated[
         list[str] | None,
@@ -126,6 +130,8 @@ def node(
         device=device,
         threads=threads,
         rows=rows,
+        engine=engine,
+        vllm=VllmSettings(vllm_command, tuple(vllm_url or ()), vllm_adapters),
         grace_s=grace,
         log_level=log,
         allow_modules=tuple(allow_module or ()),

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from node.settings import Environment, NodeSettings, Role, free_threads, prepare_process, read_environment
+from node.settings import (
+    EngineKind,
+    Environment,
+    NodeSettings,
+    Role,
+    VllmSettings,
+    free_threads,
+    prepare_process,
+    read_environment,
+)
 from protocol.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -23,6 +32,27 @@ BrokerOption = Annotated[
     str | None, typer.Option(help="Broker, for example nats://host:4222. [env: GRPO_BROKER]")
 ]
 TokenOption = Annotated[str | None, typer.Option(help="Token the broker asks for. [env: GRPO_TOKEN]")]
+
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What a sampler generates with: transformers or vllm. "
+        "[default: vllm with a --vllm option, else transformers]",
+        show_default=False,
+    ),
+]
+VllmCommandOption = Annotated[
+    str | None,
+    typer.Option(help="What starts a vLLM server; model and flags are added.", show_default=False),
+]
+VllmUrlOption = Annotated[
+    list[str] | None,
+    typer.Option(help="A vLLM server that runs already. May be repeated.", show_default=False),
+]
+VllmAdaptersOption = Annotated[
+    Path | None,
+    typer.Option(help="Directory that the vLLM server sees, too, under this very path.", show_default=False),
+]
 
 
 CreateBucketOption = Annotated[
@@ -41,6 +71,8 @@ def play(
     device: str,
     threads: int | None,
     rows: int,
+    engine: str | None,
+    vllm: VllmSettings,
     grace_s: float,
     log_level: str,
     allow_modules: tuple[str, ...],
@@ -68,6 +100,8 @@ def play(
         device=device,
         threads=free_threads(environment) if threads is None else threads,
         rows_max=rows,
+        engine=cast("EngineKind", engine or ("vllm" if vllm.said else "transformers")),
+        vllm=vllm,
         grace_s=grace_s,
         places=environment.places,
         allow_modules=allow_modules,

@@ -49,6 +49,18 @@ class Residents(Generic[P]):
                 self._newest = name
         log.info("policy_loaded", policy=name, newest=newest, resident=len(self._policies))
 
+    def promote(self, name: str) -> None:
+        """Make a policy the newest that is resident already. Raises EngineError if it is not."""
+        with self._lock:
+            if name not in self._policies:
+                raise EngineError(f"policy {name} is not loaded")
+            self._newest = name
+
+    def all(self) -> tuple[P, ...]:
+        """Every resident policy."""
+        with self._lock:
+            return tuple(self._policies.values())
+
     def unload(self, name: str) -> None:
         """Forget a policy; no error when absent. Whoever still holds it may finish with it."""
         with self._lock:

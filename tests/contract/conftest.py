@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,6 +17,11 @@ from protocol.subjects import Names
 from tests.contract.brokers import Hub, memory_hub, nats_hub
 from tests.contract.outages import SPEC, ModelPlace, Place, ServerPlace
 from tests.contract.stores import WORLDS, BackDoor, FileWorld, HubWorld, MemoryWorld, NatsWorld, World
+from tests.engine_rigs import FakeRig, Rig, TransformersRig, a_small_model
+from tests.vllm_rigs import STUB_SHAPES, VllmRig
+from tests.vllm_stub import StubModel, StubServer
+
+MakeRig = Callable[[str], Awaitable[Rig]]
 
 _NUMBERS = itertools.count(1)
 
@@ -78,3 +83,25 @@ async def bus(place: Place) -> RunBus:
     bus = await place.bus()
     await bus.create_run(SPEC)
     return bus
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return a_small_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+async def make_rig(request, tmp_path) -> AsyncIterator[MakeRig]:
+    """Makes rigs whose engines hold no policy."""
+    async with AsyncExitStack() as stack:
+
+        async def make(kind: str) -> Rig:
+            if kind == "vllm-stub":
+                stub = await stack.enter_async_context(StubServer(StubModel()))
+                return await VllmRig.open(stub.url, STUB_SHAPES, tmp_path)
+            if kind == "vllm":
+                server = request.getfixturevalue("vllm_server")
+                return await VllmRig.open(server.url, server.shapes, tmp_path)
+            return FakeRig() if kind == "fake" else TransformersRig(request.getfixturevalue("model_dir"))
+
+        yield make

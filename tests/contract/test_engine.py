@@ -1,4 +1,4 @@
-"""What every engine promises, asked of the fake and of transformers alike."""
+"""What every engine promises, asked alike of the fake, of transformers, and of vLLM, stub and real."""
 
 from __future__ import annotations
 
@@ -16,28 +16,16 @@ from tests.engine_rigs import (
     CONTEXT,
     EOS_IDS,
     VOCAB,
-    FakeRig,
     Rig,
-    TransformersRig,
     a_request,
-    a_small_model,
     some_factors,
 )
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    return a_small_model(tmp_path_factory.mktemp("model"))
-
-
-def make_rig(kind: str, model_dir) -> Rig:
-    return FakeRig() if kind == "fake" else TransformersRig(model_dir)
-
-
-@pytest.fixture(params=["fake", "transformers"])
-async def bare(request, model_dir) -> AsyncIterator[Rig]:
+@pytest.fixture(params=["fake", "transformers", "vllm-stub", pytest.param("vllm", marks=pytest.mark.vllm)])
+async def bare(request, make_rig) -> AsyncIterator[Rig]:
     """A rig whose engine holds no policy."""
-    rig = make_rig(request.param, model_dir)
+    rig = await make_rig(request.param)
     yield rig
     rig.release()
     await rig.engine.close()
@@ -192,13 +180,13 @@ async def test_a_policy_can_be_asked_for_by_name_whatever_is_newest(rig):
 
 
 async def test_after_a_swap_the_result_is_that_of_an_engine_that_never_knew_another_policy(
-    rig, request, model_dir
+    rig, request, make_rig
 ):
     prompt = list(range(9, 9 + 20)) * 2
     await rig.engine.sample(a_request(prompt_token_ids=prompt))
     await rig.engine.load_policy("v2", some_factors(rig.shapes, 2), newest=True)
     warm = await rig.engine.sample(a_request(prompt_token_ids=prompt))
-    cold_rig = make_rig(request.node.callspec.params["bare"], model_dir)
+    cold_rig = await make_rig(request.node.callspec.params["bare"])
     await cold_rig.engine.load_policy("v2", some_factors(rig.shapes, 2), newest=True)
     cold = await cold_rig.engine.sample(a_request(prompt_token_ids=prompt))
     await cold_rig.engine.close()

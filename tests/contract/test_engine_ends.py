@@ -9,14 +9,13 @@ import pytest
 
 from protocol.errors import EngineError
 from protocol.messages import SamplingParams
-from tests.contract.test_engine import make_rig
-from tests.engine_rigs import Rig, a_request, a_small_model, some_factors
+from tests.engine_rigs import Rig, a_request, some_factors
 
 
-@pytest.fixture(params=["fake", "transformers"])
-async def rig(request, tmp_path) -> AsyncIterator[Rig]:
+@pytest.fixture(params=["fake", "transformers", "vllm-stub", pytest.param("vllm", marks=pytest.mark.vllm)])
+async def rig(request, make_rig) -> AsyncIterator[Rig]:
     """A rig whose engine serves policy v1."""
-    rig = make_rig(request.param, a_small_model(tmp_path))
+    rig = await make_rig(request.param)
     await rig.engine.load_policy("v1", some_factors(rig.shapes, 1), newest=True)
     yield rig
     rig.release()

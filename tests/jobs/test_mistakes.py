@@ -67,6 +67,14 @@ def test_faults_of_a_template_are_one_line(up: Command, here: Path, hub: StandIn
     assert hub.jobs == {}
 
 
+def test_store_on_the_disk_of_a_brokers_job_is_refused(jobs: Command, here: Path, hub: StandIn):
+    (here / "nats.toml").write_text(RUN_FILE.replace("hf://buckets/alice/grpo", "nats://"))
+    said = jobs("up", "nats.toml", "--install", "none")
+    assert said.code == 2
+    assert "ends with it; use hf://buckets/alice/NAME" in said.line
+    assert hub.jobs == {}
+
+
 @pytest.mark.parametrize("url", ["store", "file:///mnt/store"])
 def test_store_that_jobs_do_not_share_is_refused(jobs: Command, here: Path, hub: StandIn, url: str):
     (here / "files.toml").write_text(RUN_FILE.replace("hf://buckets/alice/grpo", url))

@@ -65,7 +65,7 @@ async def test_an_acknowledgement_that_is_lost_is_settled_by_looking(site: Site,
     bus = await a_bus(site)
     link = await Deaf.open(site.broker.access, "node-2")
     manifest, files = an_entry()
-    deaf = NatsBus(link, "test").adapter_store(EntryCache(tmp_path / "a"), 10)
+    deaf = NatsBus(link, "test", "node-2").adapter_store(EntryCache(tmp_path / "a"), 10)
     await deaf.publish(manifest, files)
     assert isinstance(link, Deaf)
     assert link.heard

@@ -25,6 +25,8 @@ max_new_tokens = 5
 url = "store"
 """
 
+SAMPLER = ("--role", "sampler", "--run", "x", "--broker", "nats://127.0.0.1:1")
+
 Fails = Callable[..., str]
 
 
@@ -88,6 +90,10 @@ def run_file(tmp_path: Path) -> Callable[[str, str], str]:
         (["create", "nothing.toml"], "--broker URL"),
         (["status", "x"], "--broker URL"),
         (["broker", "--port", "99999"], "--port"),
+        ([*SAMPLER, "--engine", "llama"], "--engine is one of transformers, vllm"),
+        ([*SAMPLER, "--engine", "transformers", "--vllm-url", "http://x"], "go with --engine vllm"),
+        ([*SAMPLER, "--vllm-url", "x:8000"], "write http://host:8000"),
+        ([*SAMPLER, "--vllm-url", "http://x", "--vllm-command", "vllm serve"], "use one"),
         (["adapters", "try", "nowhere", "hello"], "adapter_config.json"),
         (["adapters", "list", "nowhere"], "nowhere"),
         (["adapters", "list", "nats://"], "--run NAME"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -11,7 +13,6 @@ from transformers import (
     Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -21,7 +22,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from roles.base_model import evaluated
 from roles.learner.torch_fused import fuse
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 32,
     "hidden_size": 32,
     "intermediate_size": 128,
@@ -39,7 +40,7 @@ PER_LAYER = {"linears": 7, "mlp": 1, "norms": 2}
 def adapted(kind: str = "llama", dtype: torch.dtype = torch.float32, targets: str | list[str] = "all-linear"):
     """The same adapted model at every call; its B is not zero."""
     torch.manual_seed(0)
-    base: PreTrainedModel = {
+    base: Any = {
         "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
         "biased": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
         "gelu": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act="gelu")),
@@ -49,7 +50,7 @@ def adapted(kind: str = "llama", dtype: torch.dtype = torch.float32, targets: st
         if "norm" in name or name.endswith("bias"):
             nn.init.normal_(parameter, 1.0, 0.3)
     config = LoraConfig(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM")
-    model = get_peft_model(base.to(dtype), config, autocast_adapter_dtype=True)
+    model = get_peft_model(base.to(dtype=dtype), config, autocast_adapter_dtype=True)
     evaluated(model)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -158,7 +159,7 @@ def test_an_mlp_that_opens_by_something_else_keeps_its_own_forward():
 def test_a_norm_that_multiplies_by_one_more_keeps_its_own_forward():
     """Gemma's does; given Llama's attribute, it would pass for one of ours by name."""
     norm = Gemma2RMSNorm(8)
-    norm.variance_epsilon = norm.eps
+    setattr(norm, "variance_epsilon", norm.eps)  # noqa: B010
     nn.init.normal_(norm.weight)
     assert fuse(nn.Sequential(norm)) == 0
     usual = LlamaRMSNorm(8)

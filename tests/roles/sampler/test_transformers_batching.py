@@ -34,7 +34,7 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.15,
     "pad_token_id": 0,
 }
-WINDOW = {"sliding_window": 7}
+WINDOW: dict[str, Any] = {"sliding_window": 7}
 CONFIGS = {
     "qwen2, with biases": (Qwen2Config(**SIZES), LlamaLayers),
     "qwen3, with norms of queries and keys": (Qwen3Config(**SIZES), LlamaLayers),
@@ -162,7 +162,8 @@ async def test_who_waits_joins_as_soon_as_rows_leave(model_dir, monkeypatch):
 
 
 async def test_the_composition_of_the_batch_changes_no_rollout(model_dir):
-    alone, crowd = [], []
+    alone: list[Sampled] = []
+    crowd: list[Sampled] = []
     for rig, groups in (
         (TransformersRig(model_dir, groups_per_batch=1), alone),
         (TransformersRig(model_dir), crowd),

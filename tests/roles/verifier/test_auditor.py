@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from node.audits import lift, standing_lines, standing_of
@@ -210,5 +209,5 @@ async def test_a_redelivered_group_is_audited_once(tmp_path: Path):
     await court.ground.clock.sleep(2.0)
     assert auditor.audited == 3
     assert court.standing("sampler-1") is None
-    assert np.all([one.verdicts for one in court.verified])
+    assert all(one.verdicts for one in court.verified)
     await court.end()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,7 @@ VOCABULARY = 300
 EOS = torch.tensor([2, 7])
 
 
-def every_token(sharpness: float, **params: float) -> tuple[torch.Tensor, torch.Tensor]:
+def every_token(sharpness: float, **params: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """One random distribution, as often as there are tokens, and every token once."""
     logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(0)) * sharpness
     rows = RowParams.of([SamplingParams(max_new_tokens=1, **params)] * VOCABULARY, torch.device("cpu"))
