@@ -17,6 +17,10 @@ acknowledgement until it has handed the message out again, so an acknowledgement
 
 HISTORY = {Bucket.RUN: 8, Bucket.POLICY: 8, Bucket.NODE: 1}
 """Revisions kept per key: an older one reappears when a newer one expires. Presence keeps one."""
+NODE_AGE_S = 60
+"""Presence expires by its own TTL, set by its author; this holds for an author who sets none."""
+HEADERS_MAX = 1 << 10
+"""Bytes of headers beside the largest payload of a stream."""
 MARKER_S = 1
 """A deleted key leaves a marker for so long. It has a revision, which a commit with ``expected`` 0 meets."""
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"

@@ -11,11 +11,12 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from node.bus_rules import HISTORY
+from node.bus_rules import HEADERS_MAX, HISTORY, NODE_AGE_S
 from node.feed import Feed
-from node.memory_keys import MemoryKeys
+from node.memory_keys import KeyRules, MemoryKeys
 from node.memory_queue import MemoryQueue, Taker
 from protocol.errors import BrokerAbsent
+from protocol.limits import NODE_BYTES_MAX
 from protocol.ports import Clock, Entry
 from protocol.runspec import RunSpec
 from protocol.subjects import Bucket, Queue, head_key
@@ -23,6 +24,9 @@ from protocol.subjects import Bucket, Queue, head_key
 EVENTS_KEPT = 10_000
 LIFE = 1 << 32
 """Sequences of a run that is created again begin so much later than before, as no two lives share one."""
+_RULES = {bucket: KeyRules() for bucket in Bucket}
+_RULES[Bucket.NODE] = KeyRules(NODE_BYTES_MAX + HEADERS_MAX, NODE_AGE_S, atomic=False)
+"""As ``nats_setup`` makes them: presence is small, passes, and is written alone."""
 UNSAVED_S = 0.25
 """A killed nats-server 2.15 forgets what it handed out in about its last quarter of a second."""
 
@@ -56,7 +60,8 @@ class MemoryRun:
             for queue in Queue
         }
         self.buckets = {
-            bucket: MemoryKeys(clock, self._on_write(bucket), HISTORY[bucket], first) for bucket in Bucket
+            bucket: MemoryKeys(clock, self._on_write(bucket), HISTORY[bucket], first, _RULES[bucket])
+            for bucket in Bucket
         }
         self.announcements = audience.announcements
         self.events: deque[bytes] = deque(maxlen=EVENTS_KEPT)

@@ -6,12 +6,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from node.bus_rules import MARKER_S, batch_headers, message_bytes, write_headers
-from protocol.errors import MessageTooLarge, WrongRevision
+from protocol.errors import BusError, MessageTooLarge, WrongRevision
 from protocol.ports import Clock, Entry, Write
 
 PAYLOAD_BYTES_MAX = 1 << 20
 """Largest message, headers included, as nats-server's default."""
 _BATCH = "x" * 22
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRules:
+    """What a bucket takes."""
+
+    message_bytes_max: int = PAYLOAD_BYTES_MAX
+    """Of a value with its headers."""
+    age_s: float | None = None
+    """After which every value expires, whatever its own time."""
+    atomic: bool = True
+    """Several keys in one commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +36,22 @@ class Value:
     deleted: bool = False
 
 
+_ANY = KeyRules()
+
+
 class MemoryKeys:
     """Keys with revisions from one counter."""
 
     def __init__(
-        self, clock: Clock, on_write: Callable[[Entry], None], history: int = 8, first: int = 1
+        self,
+        clock: Clock,
+        on_write: Callable[[Entry], None],
+        history: int = 8,
+        first: int = 1,
+        rules: KeyRules = _ANY,
     ) -> None:
         """Keep ``history`` revisions of each key; the first revision is ``first``."""
+        self._rules = rules
         self._clock = clock
         self._on_write = on_write
         self._history = history
@@ -48,18 +69,23 @@ class MemoryKeys:
         return {key: entry for key in keys if (entry := self.get(key)) is not None}
 
     def write(self, writes: Sequence[Write]) -> int:
-        """All or none; raises WrongRevision, MessageTooLarge."""
+        """All or none; raises WrongRevision, MessageTooLarge, BusError."""
         alone = len(writes) == 1
         headers = [write_headers(writes[0], writes[0].expected)] if alone else batch_headers(_BATCH, writes)
         for write, fields in zip(writes, headers, strict=True):
             if (size := message_bytes(write.value, fields)) > PAYLOAD_BYTES_MAX:
                 raise MessageTooLarge(f"{write.key}: {size} bytes with headers")
+        if not alone and not self._rules.atomic:
+            raise BusError("this bucket does not take atomic batches")
+        if alone and message_bytes(writes[0].value, headers[0]) > self._rules.message_bytes_max:
+            raise MessageTooLarge(f"{writes[0].key}: larger than this bucket takes")
         for write in writes:
             self._check(write, alone=alone)
         now = self._clock.monotonic()
         for write in writes:
             self._revision += 1
-            expires_at = None if write.ttl_s is None else now + write.ttl_s
+            times = [now + seconds for seconds in (write.ttl_s, self._rules.age_s) if seconds is not None]
+            expires_at = min(times, default=None)
             values = self._values.setdefault(write.key, [])
             values.append(Value(write.value, self._revision, expires_at))
             del values[: -self._history]

@@ -9,7 +9,7 @@ import asyncio
 import time
 from typing import Any
 
-from node.bus_rules import HISTORY
+from node.bus_rules import HEADERS_MAX, HISTORY, NODE_AGE_S
 from node.nats_blob import CHUNKS_MAX
 from node.nats_chunks import CHUNK_BYTES
 from node.nats_link import Link
@@ -25,10 +25,6 @@ DEAD_AGE_S = 7 * DAY_S
 DEAD_BYTES_KEPT = 16 << 20
 BLOB_AGE_S = 7 * DAY_S
 """Payloads are removed when acknowledged; this catches those whose message was never stored."""
-NODE_AGE_S = 60
-"""Presence expires by its own TTL, set by its author; this holds for an author who sets none."""
-HEADERS_MAX = 1 << 10
-"""Bytes of headers beside the largest payload of a stream."""
 UNACKNOWLEDGED_MAX = 100_000
 WAITING_MAX = 4096
 """Outstanding pull requests of one queue: one a taker."""

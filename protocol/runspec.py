@@ -27,8 +27,7 @@ from protocol.spec import Count, CountOrZero, Name, NonNegative, Positive, Seed,
 UpdateDtype = Literal["float32", "bfloat16"]
 Modules = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
-_GROUPS_MAX = BATCH_WRITES_MAX - 1
-"""Groups of one commit; the head is its last write."""
+_GROUPS_MAX = BATCH_WRITES_MAX - 1  # of one commit; the head is its last write
 
 
 class ModelSpec(Spec):

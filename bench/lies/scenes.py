@@ -71,7 +71,7 @@ async def smollm2_scene(directory: Path, place: Path, dtype: str = "float32") ->
 
     spec = spec_of(str(directory), group_size=4, tokens=32, rate=4e-5)
     eos_ids = stop_token_ids(directory, tokenizer)
-    prompts: list[Sequence[int]] = [[int(token) for token in ids] for ids in asked]
+    prompts: list[Sequence[int]] = [np.asarray(ids, np.int32).tolist() for ids in asked]
     scene = await Scene.open(spec, directory, eos_ids, prompts, reward, groups_per_update=4)
     layers = round(30 * SMALLER_LAYERS)
     smaller = without_layers(directory, place / "smaller", layers)

@@ -6,8 +6,7 @@ Whatever a person gets wrong is answered with one line on standard error and exi
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Annotated, cast
+from typing import cast
 
 import typer
 
@@ -22,8 +21,9 @@ from node.cli import (
     recover_command,
     run_commands,
 )
+from node.cli import node_options as options
 from node.runtime import EXIT_IMPATIENT, EXIT_OPERATOR, explain
-from node.settings import ROLES, VllmSettings
+from node.settings import VllmSettings
 from protocol.errors import OperatorError
 
 HELP = """Reinforcement learning of language models by a swarm of equal peers.
@@ -35,13 +35,6 @@ Train on many:        [bold]grpo-node create RUN.toml --broker URL[/bold], then 
 With other people:    [bold]grpo-node broker --listen HOST:PORT[/bold], then for each of them:
                       [bold]grpo-node invite --role sampler --run NAME[/bold]
 """
-
-JoinOption = Annotated[
-    str | None, typer.Option(help="An invitation: broker, run, role and login in one word. [env: GRPO_JOIN]")
-]
-AllowPathOption = Annotated[
-    list[Path] | None, typer.Option(help="Directory that the run of an invitation may name. May be repeated.")
-]
 
 app = typer.Typer(
     name="grpo-node",
@@ -71,45 +64,25 @@ app.add_typer(audit_command.app, name="audit")
 @app.callback(invoke_without_command=True)
 def node(
     context: typer.Context,
-    role: Annotated[
-        list[str] | None, typer.Option(help=f"Role to play: {', '.join(ROLES)}. May be repeated.")
-    ] = None,
-    run: Annotated[str | None, typer.Option(help="Name of the run to join.")] = None,
-    broker: Annotated[
-        str | None, typer.Option(help="Broker, for example nats://host:4222. [env: GRPO_BROKER]")
-    ] = None,
-    token: Annotated[
-        str | None, typer.Option(help="Token the broker asks for. [env: GRPO_TOKEN]", show_default=False)
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(help="Name of this node; a learner that keeps its name continues where it stopped."),
-    ] = None,
-    device: Annotated[
-        str, typer.Option(help="auto, cpu, cuda, cuda:1, mps; a learner: also cuda:0,cuda:1.")
-    ] = "auto",
-    threads: Annotated[
-        int | None, typer.Option(help="CPU threads; default: what is free on this machine.")
-    ] = None,
-    rows: Annotated[int, typer.Option(help="Sequences that a sampler decodes at once.")] = 128,
+    role: options.RoleOption = None,
+    run: options.RunOption = None,
+    broker: run_commands.BrokerOption = None,
+    token: run_commands.TokenOption = None,
+    name: options.NameOption = None,
+    device: options.DeviceOption = "auto",
+    threads: options.ThreadsOption = None,
+    rows: options.RowsOption = 128,
     engine: run_commands.EngineOption = None,
     vllm_command: run_commands.VllmCommandOption = None,
     vllm_url: run_commands.VllmUrlOption = None,
     vllm_adapters: run_commands.VllmAdaptersOption = None,
-    grace: Annotated[float, typer.Option(help="Seconds to finish work in hand when stopped.")] = 30.0,
-    allow_module: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A verifier may import this Python module for a run's own reward. May be repeated."
-        ),
-    ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for a run that the broker does not have (yet).")
-    ] = False,
-    log: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    join: JoinOption = None,
-    allow_path: AllowPathOption = None,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    grace: options.GraceOption = 30.0,
+    allow_module: options.AllowModuleOption = None,
+    wait: options.WaitOption = False,
+    log: options.LogOption = "info",
+    join: options.JoinOption = None,
+    allow_path: options.AllowPathOption = None,
+    version: options.VersionOption = False,
 ) -> None:
     """Play one or more roles of a run."""
     if version:

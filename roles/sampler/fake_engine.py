@@ -121,11 +121,8 @@ class FakeEngine:
             logprobs = truncated_logprobs(self._next_token(policy_name, digest, request), request.params)
             rollouts = [self._rollout(logprobs, request, index) for index in range(request.count)]
             took_s = [len(rollout.token_ids) * self._seconds_per_token for rollout in rollouts]
-            started = self._clock.monotonic()
-            ended = await self._pass_time(min(request.deadline_s, max(took_s)), request, policy_name)
-            passed_s = ended - started
-            over_s = min(request.deadline_s, passed_s)
-            finished = tuple(r for r, s in zip(rollouts, took_s, strict=True) if s <= over_s)
+            passed_s = await self._pass_time(min(request.deadline_s, max(took_s)), request, policy_name)
+            finished = tuple(r for r, s in zip(rollouts, took_s, strict=True) if s <= passed_s)
             return Sampled(policy_name, finished, passed_s)
 
     @contextlib.asynccontextmanager
@@ -145,14 +142,15 @@ class FakeEngine:
             place.cancel()
 
     async def _pass_time(self, seconds: float, request: SampleRequest, policy: str) -> float:
-        """Sleep, unless somebody abandons or concludes the request; tells when that ended."""
+        """Sleep, unless somebody abandons or concludes the request; tells the seconds that passed."""
+        started = self._clock.monotonic()
         early: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         asleep = asyncio.ensure_future(self._clock.sleep(seconds))
         both: set[asyncio.Future[Any]] = {early, asleep}
         self._running[early] = request, policy
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            return early.result() if early.done() else self._clock.monotonic()
+            return min(seconds, early.result() - started) if early.done() else seconds
         finally:
             del self._running[early]
             asleep.cancel()

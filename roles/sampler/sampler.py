@@ -34,7 +34,7 @@ WHOLE_ENOUGH = 2
 RELEASE_DELAY_S = 1.0
 
 CONCLUDING_PART = 0.2
-"""Last part of a drain, kept for passing on what is finished of groups that are not."""
+"""Last part of a drain, kept for passing on what is finished and handing back what is not."""
 
 
 class Sampler:
@@ -79,7 +79,7 @@ class Sampler:
         await self._ring.take_each(queue, self._credit(queue), self._handle, stop, self._drain_s)
 
     async def _conclude(self, stop: asyncio.Event) -> None:
-        """Before the time of a drain is up, let finished rollouts go on without the others of their group."""
+        """Before the time of a drain is up, end what will not finish; others get its tasks at once."""
         await stop.wait()
         await self._ring.clock.sleep(self._drain_s * (1 - CONCLUDING_PART))
         self._ending = True
@@ -100,7 +100,7 @@ class Sampler:
         try:
             async with self._ring.alive(delivery):
                 sampled = await self._sample(task)
-                if len(sampled.rollouts) < min(WHOLE_ENOUGH, task.group_size):
+                if len(sampled.rollouts) < self._enough(task):
                     self._ring.log.warning("group_unfinished", group=task.group_id)
                     await delivery.release(0.0 if self._ending else RELEASE_DELAY_S)
                     return
@@ -117,6 +117,11 @@ class Sampler:
             raise
         finally:
             self.busy -= 1
+
+    def _enough(self, task: Task) -> int:
+        """Rollouts that make a group. One that ends before its deadline must be whole: which of its rollouts
+        finish first is no accident, so verifiers refuse it."""
+        return task.group_size if self._ending else min(WHOLE_ENOUGH, task.group_size)
 
     async def _sample(self, task: Task) -> Sampled:
         if task.pinned:

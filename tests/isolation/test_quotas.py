@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from node.bus_rules import HEADERS_MAX, NODE_AGE_S
 from node.nats_answers import answer_json
 from node.nats_blob import CHUNKS_MAX
 from node.nats_chunks import CHUNK_BYTES
-from node.nats_setup import HEADERS_MAX, NODE_AGE_S
 from protocol.errors import BackPressure, MessageTooLarge
 from protocol.limits import INLINE_BYTES_MAX, NODE_BYTES_MAX, SAMPLER_MESSAGES_MAX, SAMPLER_PAYLOADS_MAX
 from protocol.subjects import Queue

@@ -21,11 +21,11 @@ INSTALL = "/grpo/grpo_node-0.1.0-py3-none-any.whl[ws]"
 
 
 def without_what_changes(body: Body) -> Body:
-    """A request with its secrets and the mark of its token struck out."""
+    """A request with its secrets, the mark of its token and the digest of its settings struck out."""
     assert set(body["secrets"]) == {"GRPO_TOKEN", "GRPO_IDENTITY", "HF_TOKEN"}
     return body | {
         "secrets": dict.fromkeys(body["secrets"], "***"),
-        "labels": body["labels"] | {"grpo-key": "***"},
+        "labels": body["labels"] | {"grpo-key": "***", "grpo-spec": "SPEC"},
     }
 
 
