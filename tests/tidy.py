@@ -37,16 +37,14 @@ MAY_SLEEP = {
 }
 """Tests that wait for the clock, with the reason why there is no event to wait for."""
 
+_BESIDE = ("bench/*", "examples/*", "scripts/*", "deploy/*")
 MAY_PRINT = (
     "node/cli/*",
     "node/runtime.py",  # the last word of a process goes to the person
     "tests/roles/verifier/rewards/reward_functions.py",  # a reward function that talks
-    "bench/*",
-    "examples/*",
-    "scripts/*",
-    "deploy/*",
+    *_BESIDE,
 )
-MAY_READ_ENVIRONMENT = ("node/settings.py", "tests/*", "bench/*", "examples/*", "scripts/*", "deploy/*")
+MAY_READ_ENVIRONMENT = ("node/settings.py", "tests/*", *_BESIDE)
 
 _TORCH = (
     "roles/base_model.py",
@@ -55,10 +53,7 @@ _TORCH = (
     "roles/verifier/torch_*.py",
     "roles/policy/adapter_shapes.py",
     "roles/sampler/transformers_*.py",
-    "node/devices.py",
-    "node/models.py",
-    "node/tiny_model.py",
-    "node/try_adapter.py",
+    *(f"node/{name}.py" for name in ("devices", "models", "tiny_model", "try_adapter")),
 )
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "click": ("node/cli/*.py",),

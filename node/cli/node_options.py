@@ -24,6 +24,26 @@ ThreadsOption = Annotated[
     int | None, typer.Option(help="CPU threads; default: what is free on this machine.")
 ]
 RowsOption = Annotated[int, typer.Option(help="Sequences that a sampler decodes at once.")]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What a sampler generates with: transformers or vllm. "
+        "[default: vllm with a --vllm option, else transformers]",
+        show_default=False,
+    ),
+]
+VllmCommandOption = Annotated[
+    str | None,
+    typer.Option(help="What starts a vLLM server; model and flags are added.", show_default=False),
+]
+VllmUrlOption = Annotated[
+    list[str] | None,
+    typer.Option(help="A vLLM server that runs already. May be repeated.", show_default=False),
+]
+VllmAdaptersOption = Annotated[
+    Path | None,
+    typer.Option(help="Directory that the vLLM server sees, too, under this very path.", show_default=False),
+]
 GraceOption = Annotated[float, typer.Option(help="Seconds to finish work in hand when stopped.")]
 AllowModuleOption = Annotated[
     list[str] | None,

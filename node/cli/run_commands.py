@@ -33,28 +33,6 @@ BrokerOption = Annotated[
 ]
 TokenOption = Annotated[str | None, typer.Option(help="Token the broker asks for. [env: GRPO_TOKEN]")]
 
-EngineOption = Annotated[
-    str | None,
-    typer.Option(
-        help="What a sampler generates with: transformers or vllm. "
-        "[default: vllm with a --vllm option, else transformers]",
-        show_default=False,
-    ),
-]
-VllmCommandOption = Annotated[
-    str | None,
-    typer.Option(help="What starts a vLLM server; model and flags are added.", show_default=False),
-]
-VllmUrlOption = Annotated[
-    list[str] | None,
-    typer.Option(help="A vLLM server that runs already. May be repeated.", show_default=False),
-]
-VllmAdaptersOption = Annotated[
-    Path | None,
-    typer.Option(help="Directory that the vLLM server sees, too, under this very path.", show_default=False),
-]
-
-
 CreateBucketOption = Annotated[
     bool,
     typer.Option("--create-bucket", help="Make the bucket of an hf:// store, private, if it is not there."),
@@ -86,8 +64,7 @@ def play(
 
     environment = read_environment()
     _set_up_logs(log_level)
-    word = join or environment.join
-    invitation = Invitation.parse(word) if word else None
+    invitation = Invitation.parse(word) if (word := join or environment.join) else None
     if invitation is not None:
         roles, name = invited(invitation, roles, run, name)
         run, broker = invitation.run, broker or invitation.url
