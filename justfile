@@ -20,7 +20,11 @@ demo *args: setup
 
 # The fast tests, on two cores: under three minutes.
 test *args: setup
-    @'{{ bin }}/python' -m pytest -n 2 -m "not e2e and not vllm" "$@"
+    @'{{ bin }}/python' -m pytest -n 2 -m "not slow and not e2e and not vllm" "$@"
+
+# The slower ones of them: hostile peers, jobs, faults of the Hub, planted bugs (minutes).
+slow *args: setup
+    @'{{ bin }}/python' -m pytest -n 2 -m "slow and not e2e and not vllm" "$@"
 
 # What no test should have to say: lint, format, types, direction, house rules.
 check: setup

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,29 @@ os.environ |= {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
 os.environ.pop("HF_TOKEN", None)
+
+
+SLOW = (
+    "bench/",
+    "contract/test_broker_disk_loss.py",
+    "contract/test_broker_model.py",
+    "hub/test_store_faults.py",
+    "isolation/",
+    "jobs/",
+    "node/test_engines.py",
+    "roles/verifier/rewards/test_pool.py",
+    "roles/verifier/test_audit_attacks.py",
+    "sim/test_planted_bugs.py",
+)
+"""What takes longest, all of it servers, processes and storms; measured with ``--durations=0``."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark whatever lies at ``SLOW``."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(here).as_posix().startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
