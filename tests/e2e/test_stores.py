@@ -17,7 +17,6 @@ from tests.hub.faults import MANY, Fault
 from tests.hub.server import HubServer
 
 UPDATES = 24
-BUCKET = "alice/adapters"
 
 
 async def up(run_file: Path, hub: HubServer, *options: str) -> dict[str, object]:
@@ -50,18 +49,6 @@ def learned(outcome: dict[str, object]) -> None:
     assert any(factor.any() for name, factor in factors.items() if "lora_B" in name)
 
 
-async def test_a_swarm_learns_with_its_adapters_on_the_hub(
-    environment: Environment, hub_server: HubServer, tmp_path: Path
-):
-    file = a_run_file(tmp_path, f"hf://buckets/{BUCKET}/runs")
-    learned(await up(file, hub_server, "--create-bucket"))
-    bucket = hub_server.buckets[BUCKET]
-    assert bucket.private
-    assert all(path.startswith("runs/demo/") for path in bucket.files)
-    heads = [path for path in bucket.files if "/updates/" in path and path.endswith("/manifest.json")]
-    assert len(heads) == UPDATES
-
-
 async def test_a_hub_that_fails_every_third_call_and_stalls_once_only_slows_the_swarm(
     environment: Environment, hub_server: HubServer, tmp_path: Path
 ):
@@ -69,12 +56,17 @@ async def test_a_hub_that_fails_every_third_call_and_stalls_once_only_slows_the_
     stall = Fault(r"POST /api/buckets/alice/faulty/batch", stall=True, skip=9)
     hub_server.faults += [stall, third]
     try:
-        file = a_run_file(tmp_path, "hf://buckets/alice/faulty")
+        file = a_run_file(tmp_path, "hf://buckets/alice/faulty/runs")
         outcome = await up(file, hub_server, "--create-bucket")
     finally:
         hub_server.faults.clear()
     learned(outcome)
     assert stall.hit.is_set()
+    bucket = hub_server.buckets["alice/faulty"]
+    assert bucket.private
+    assert all(path.startswith("runs/demo/") for path in bucket.files)
+    updates = [path for path in bucket.files if "/updates/" in path and path.endswith("/manifest.json")]
+    assert len(updates) == UPDATES
 
 
 async def test_a_swarm_learns_with_its_adapters_in_the_broker(
