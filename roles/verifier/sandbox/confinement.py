@@ -20,7 +20,7 @@ from pathlib import Path
 from roles.verifier.sandbox import landlock
 from roles.verifier.sandbox import linux_calls as linux
 from roles.verifier.sandbox.seccomp import Filter
-from roles.verifier.sandbox.view import DEVICES, SCRATCH
+from roles.verifier.sandbox.view import DEVICES, SCRATCH, TEMPORARY
 
 
 class Protection(StrEnum):
@@ -78,6 +78,8 @@ def _build_root(readable: Sequence[str]) -> None:
     for path in (*readable, *DEVICES):
         _show(path)
     _place(SCRATCH).mkdir(exist_ok=True)
+    if not _place(TEMPORARY).exists():  # it does where Python itself is installed below it
+        _place(TEMPORARY).symlink_to(SCRATCH)
     linux.set_read_only(_STAGE)
     _fresh_scratch(str(_place(SCRATCH)), Limits().scratch_bytes)
     linux.enter_root(_STAGE)

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-SCRATCH = "/tmp"  # noqa: S108 inside the sandbox: a file system of its own
+SCRATCH = "/scratch"
+"""Inside the sandbox: a file system of its own, where no library lies that it would hide."""
+TEMPORARY = "/tmp"  # noqa: S108 where programs look for it
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 _SYSTEM = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/bin", "/usr/local/lib", "/usr/local/bin")
 _LINKS = ("/bin", "/lib", "/lib32", "/lib64")
