@@ -69,6 +69,7 @@ async def test_a_hub_that_fails_every_third_call_and_stalls_once_only_slows_the_
     assert len(updates) == UPDATES
 
 
+@pytest.mark.release
 async def test_a_swarm_learns_with_its_adapters_in_the_broker(
     environment: Environment, hub_server: HubServer, tmp_path: Path
 ):

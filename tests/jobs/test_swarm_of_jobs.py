@@ -17,7 +17,7 @@ from protocol.manifest import Manifest
 from tests.jobs.machines import ROOT, Machines
 from tests.jobs.standin import StandIn
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.release, pytest.mark.timeout(900)]
 
 UPDATES = 24
 RUN_FILE = """
