@@ -35,12 +35,14 @@ SLOW = (
     "bench/",
     "contract/test_broker_disk_loss.py",
     "contract/test_broker_model.py",
-    "hub/test_store_faults.py",
+    "contract/test_store_damage.py",
+    "hub/",
     "isolation/",
     "jobs/",
     "node/test_engines.py",
     "roles/verifier/rewards/test_pool.py",
     "roles/verifier/test_audit_attacks.py",
+    "sim/test_many_learners.py",
     "sim/test_planted_bugs.py",
 )
 """What takes longest, all of it servers, processes and storms; measured with ``--durations=0``."""
