@@ -49,6 +49,7 @@ def learned(outcome: dict[str, object]) -> None:
     assert any(factor.any() for name, factor in factors.items() if "lora_B" in name)
 
 
+@pytest.mark.release
 async def test_a_hub_that_fails_every_third_call_and_stalls_once_only_slows_the_swarm(
     environment: Environment, hub_server: HubServer, tmp_path: Path
 ):
@@ -69,7 +70,6 @@ async def test_a_hub_that_fails_every_third_call_and_stalls_once_only_slows_the_
     assert len(updates) == UPDATES
 
 
-@pytest.mark.release
 async def test_a_swarm_learns_with_its_adapters_in_the_broker(
     environment: Environment, hub_server: HubServer, tmp_path: Path
 ):
