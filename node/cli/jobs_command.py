@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,11 @@ from node.cli.jobs_show import as_objects, dry_run_lines, lines, summary
 from node.job_templates import PORT, WEBSOCKET_PORT
 from node.settings import Environment, read_environment, read_secret
 from protocol.errors import OperatorError, one_line
+
+if TYPE_CHECKING:
+    from node.hub_jobs import HubJobs
+    from node.job_plan import SwarmSecrets, SwarmSpec
+    from node.job_swarm import Costs, JobSwarm
 
 EXIT_STOPPED = 3
 """A broker's job that was ended before its run was: not the code of one that is finished."""
@@ -96,8 +101,6 @@ async def _up(
     from node.hub_jobs import HubJobs
     from node.job_keeper import JobKeeper
     from node.job_memory import remember
-    from node.job_plan import plan
-    from node.job_swarm import JobSwarm, costs
     from node.runs import read_run_file
 
     spec, text = read_run_file(file), await asyncio.to_thread(file.read_text, encoding="utf-8")
@@ -105,6 +108,29 @@ async def _up(
     hub = await HubJobs.open(environment.hub_endpoint, namespace)
     place = environment.places.jobs(hub.namespace, spec.name)
     swarm, own = swarm_for(spec, text, hub.namespace, options, place, environment)
+    jobs, price = await _planned(environment, hub, swarm, own, dry_run=dry_run, as_json=as_json)
+    if dry_run:
+        return
+    remember(place, swarm, own)
+    started = await jobs.start()
+    print(json.dumps(as_objects(swarm, started, price)) if as_json else summary(swarm, price))
+    if keep:
+        await JobKeeper(hub, jobs, spec.name, say).keep(every)
+
+
+async def _planned(
+    environment: Environment,
+    hub: HubJobs,
+    swarm: SwarmSpec,
+    own: SwarmSecrets,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> tuple[JobSwarm, Costs]:
+    """The jobs of a swarm, checked against those that live, and their price; a dry run prints what lacks."""
+    from node.job_plan import plan
+    from node.job_swarm import JobSwarm, costs
+
     requests = plan(swarm, own, environment.jobs_hub_token or hub.token, read_secret)
     price = costs(list(requests.values()), await hub.hardware())
     jobs = JobSwarm(hub, swarm, requests, say)
@@ -112,12 +138,7 @@ async def _up(
     if dry_run:
         bodies = [hub.body(request) for request in missing]
         print("\n".join(dry_run_lines(hub.url(), bodies, len(requests), price, as_json=as_json)))
-        return
-    remember(place, swarm, own)
-    started = await jobs.start()
-    print(json.dumps(as_objects(swarm, started, price)) if as_json else summary(swarm, price))
-    if keep:
-        await JobKeeper(hub, jobs, spec.name, say).keep(every)
+    return jobs, price
 
 
 @app.command("status")
@@ -184,8 +205,6 @@ def scale(
 async def _scale(run: str, options: JobOptions, namespace: str | None, dry_run: bool) -> None:
     from node.hub_jobs import HubJobs
     from node.job_memory import remember
-    from node.job_plan import plan
-    from node.job_swarm import JobSwarm, costs
 
     environment = read_environment()
     hub = await HubJobs.open(environment.hub_endpoint, namespace)
@@ -193,13 +212,8 @@ async def _scale(run: str, options: JobOptions, namespace: str | None, dry_run: 
     swarm, own = remembered(place, run)
     swarm = options.counted(swarm)
     own = own.with_seeds(swarm)
-    requests = plan(swarm, own, environment.jobs_hub_token or hub.token, read_secret)
-    price = costs(list(requests.values()), await hub.hardware())
-    jobs = JobSwarm(hub, swarm, requests, say)
-    missing = await jobs.missing()
+    jobs, price = await _planned(environment, hub, swarm, own, dry_run=dry_run, as_json=False)
     if dry_run:
-        bodies = [hub.body(request) for request in missing]
-        print("\n".join(dry_run_lines(hub.url(), bodies, len(requests), price, as_json=False)))
         return
     remember(place, swarm, own)
     await jobs.trim()
