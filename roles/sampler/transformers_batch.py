@@ -21,7 +21,7 @@ from protocol.errors import EngineError
 from protocol.messages import FinishReason, Rollout
 from roles.sampler.engine import Sampled, SampleRequest
 from roles.sampler.transformers_cache import SharedCache
-from roles.sampler.transformers_lora import Adapter
+from roles.sampler.transformers_lora import Adapter, runs_of
 from roles.sampler.transformers_model import ServedModel
 from roles.sampler.transformers_sampling import draw
 from roles.streams import rollout_stream
@@ -212,14 +212,15 @@ class Batch:
         return True
 
     def _keep(self, alive: Sequence[bool], now: float) -> None:
-        """Let the other rows leave; survivors from the back move into the gaps at the front."""
+        """Let the other rows leave; survivors from behind move into the gaps."""
         if all(alive):
             return
         leaving = [row.chunk.job for row, stays in zip(self._rows, alive, strict=True) if not stays]
         for job in leaving:
             job.rows -= 1
         if any(alive):
-            self._rows = [self._rows[place] for place in self._cache.keep(alive)]
+            runs = runs_of([row.chunk.adapter for row in self._rows])
+            self._rows = [self._rows[place] for place in self._cache.keep(alive, runs)]
         else:
             self._rows, self._cache = [], SharedCache()
         self._params = None

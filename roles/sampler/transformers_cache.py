@@ -116,19 +116,19 @@ class SharedCache:
                     buffer[first + index, :, :length] = tensor[index, :, tensor.shape[2] - length :]
             self._own[layer] = _sized(self._own[layer], rows, self.rows, own)
 
-    def keep(self, alive: Sequence[bool]) -> list[int]:
-        """Let the other rows leave; the last ones move into the gaps. Returns who now stands in each place.
+    def keep(self, alive: Sequence[bool], runs: Sequence[tuple[int, int]]) -> list[int]:
+        """Let the other rows leave and close the gaps; rows of a run (start, end) stay neighbours.
 
-        At least one row stays: whoever holds an empty cache makes a new one, and the memory goes back.
+        Returns who now stands in each place. At least one row stays: a new cache is better than an empty one.
         """
-        order = _packed(alive)
+        order = packed(alive, runs)
         used = int(self._lengths.max())
         self._move(self._own, order, used)
         self._chunk_of, self._lengths = self._chunk_of[order], self._lengths[order]
         inhabited = np.zeros(len(self._prompt_lengths), bool)
         inhabited[self._chunk_of] = True
         if not inhabited.all():
-            chunks = _packed(inhabited.tolist())
+            chunks = packed(inhabited.tolist(), [(0, len(inhabited))])
             self._move(self._prompts, chunks, max(self._prompt_lengths))
             renamed = np.zeros(len(inhabited), np.int64)
             renamed[chunks] = np.arange(len(chunks))
@@ -268,11 +268,15 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     return torch.bmm(left.float(), right.float())
 
 
-def _packed(alive: Sequence[bool]) -> list[int]:
-    """Survivors, in an order that leaves as many as possible where they are."""
-    count = sum(alive)
-    movers = iter([place for place in range(len(alive) - 1, count - 1, -1) if alive[place]])
-    return [place if alive[place] else next(movers) for place in range(count)]
+def packed(alive: Sequence[bool], runs: Sequence[tuple[int, int]]) -> list[int]:
+    """Survivors run by run, within each in an order that leaves as many as possible where they are."""
+    order: list[int] = []
+    for start, end in runs:
+        survivors = [place for place in range(start, end) if alive[place]]
+        places = range(len(order), len(order) + len(survivors))
+        movers = iter([place for place in reversed(survivors) if place not in places])
+        order += [place if start <= place < end and alive[place] else next(movers) for place in places]
+    return order
 
 
 def _sized(layer: LAYER, used: int, rows: int, tokens: int, rows_block: int = ROWS_BLOCK) -> LAYER:

@@ -69,36 +69,39 @@ class Serving:
     """Which adapter serves which rows of the forward pass to come."""
 
     def __init__(self) -> None:
-        self._parts: Sequence[tuple[Tensor | None, Adapter]] = ()
+        self._runs: Sequence[tuple[slice, Adapter]] = ()
 
-    def serve(self, adapters: Sequence[Adapter], device: torch.device) -> None:
-        """Row n goes under ``adapters[n]``; where all go under one, it may be named once."""
-        distinct = dict.fromkeys(adapters)
-        if len(distinct) == 1:
-            self._parts = [(None, adapters[0])]
+    def serve(self, adapters: Sequence[Adapter]) -> None:
+        """Row n goes under ``adapters[n]``; where all go under one, it may be named once.
+
+        Costs two products for each run of neighbours under one adapter, so keep those together.
+        """
+        if all(adapter is adapters[0] for adapter in adapters):
+            self._runs = [(slice(None), adapters[0])]
             return
-        rows: dict[Adapter, list[int]] = {adapter: [] for adapter in distinct}
-        for row, adapter in enumerate(adapters):
-            rows[adapter].append(row)
-        self._parts = [(torch.tensor(mine, device=device), adapter) for adapter, mine in rows.items()]
+        runs = runs_of(adapters)
+        self._runs = [(slice(start, end), adapters[start]) for start, end in runs]
 
     def add(self, site: int, result: Tensor, x: Tensor) -> Tensor:
-        """Add the adapters' part at ``site`` to ``result`` [T, out]; x is [T, in]. May work in place."""
-        assert self._parts, "adapters are chosen before the first forward pass"
-        for rows, adapter in self._parts:
+        """Add the adapters' part at ``site`` to ``result`` [T, out], in place; x is [T, in]."""
+        assert self._runs, "adapters are chosen before the first forward pass"
+        for rows, adapter in self._runs:
             pair = adapter.sites[site]
             if pair is None:
                 continue
             a, b = pair
-            if rows is not None:
-                part = result.index_select(0, rows).to(a.dtype)
-                part.addmm_(x.index_select(0, rows).to(a.dtype) @ a, b)
-                result.index_copy_(0, rows, part.to(result.dtype))
-            elif result.dtype == a.dtype:
-                result.addmm_(x @ a, b)
+            mine = result[rows]
+            if mine.dtype == a.dtype:
+                mine.addmm_(x[rows] @ a, b)
             else:
-                result = torch.addmm(result.to(a.dtype), x.to(a.dtype) @ a, b).to(result.dtype)
+                mine.copy_(torch.addmm(mine.to(a.dtype), x[rows].to(a.dtype) @ a, b))
         return result
+
+
+def runs_of(kinds: Sequence[object]) -> list[tuple[int, int]]:
+    """Stretches of neighbours that are the same object: start and end of each."""
+    starts = [n for n, kind in enumerate(kinds) if n == 0 or kind is not kinds[n - 1]]
+    return list(zip(starts, [*starts[1:], len(kinds)], strict=True))
 
 
 class LoraLinear(nn.Module):

@@ -157,7 +157,7 @@ class ServedModel:
         for row, prompt in enumerate(prompts):
             ids[row, longest - len(prompt) :] = prompt
             mask[row, longest - len(prompt) :] = True
-        self._serving.serve([adapter], device)
+        self._serving.serve([adapter])
         padded = mask.to(device) if min(lengths) < longest else None
         logits, layers = self._forward.prefill(ids.to(device), padded)
         cache.join(layers, lengths, counts)
@@ -166,7 +166,7 @@ class ServedModel:
     def decode(self, tokens: Sequence[int], adapters: Sequence[Adapter], cache: SharedCache) -> Tensor:
         """One more token for every row of ``cache``, each under its own adapter. Returns logits [N, V]."""
         device = self.facts.device
-        self._serving.serve(adapters, device)
+        self._serving.serve(adapters)
         tokens_N = torch.tensor(tokens, dtype=torch.int64).to(device)
         positions_N = torch.tensor(cache.positions, dtype=torch.int64).to(device)
         logits = self._forward.decode(tokens_N, positions_N, cache, cache.begin())

@@ -15,7 +15,7 @@ from protocol.errors import BrokerAbsent, UnknownOutcome, WrongRevision
 from protocol.ports import Entry, QueueDepth, Write
 from protocol.subjects import Bucket, Queue, head_key
 from tests.contract.brokers import eventually, nothing_within, soon
-from tests.contract.outages import SPEC, Place, back, is_depth
+from tests.contract.outages import SPEC, ModelPlace, Place, back, is_depth
 
 Q, B = Queue.ROLLOUT, Bucket.POLICY
 HEAD = head_key("learner-1")
@@ -65,8 +65,9 @@ async def test_a_killed_broker_knows_the_ids_of_what_it_still_stores(place: Plac
     await back(bus)
     await bus.publish(Q, b"here", "m2")
     assert (await bus.depth(Q)).total == 1
+    # A server that had not yet written down that m1 left knows its id, too; the model never does.
     await bus.publish(Q, b"done", "m1")
-    assert (await bus.depth(Q)).total == 2
+    assert (await bus.depth(Q)).total in ((2,) if isinstance(place, ModelPlace) else (1, 2))
 
 
 async def test_a_broker_killed_at_once_forgets_what_it_handed_out_and_takes_the_acknowledgement_later(
