@@ -24,7 +24,7 @@ from tests.engine_rigs import EOS_IDS, LORA, a_request, some_factors
 from tests.vllm_real import WORDS
 from tests.vllm_rigs import VllmRig, until_changed
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 FP32 = 1e-4
 """Within which two computations of one log-probability agree."""
