@@ -33,9 +33,9 @@ ASK_S = 30.0
 LOAD_S = 180.0
 """For an adapter, whose load waits for the decoding step in progress, and on its first use for kernels."""
 
-LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=1.0)
-"""Hundreds of completions wait in the server, which queues them better than a connection pool. It closes a
-connection that was idle for 5 s, and a request that is sent at that very moment is lost."""
+LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+"""Hundreds of completions wait in the server, which queues them better than a connection pool; each has a
+connection of its own, for the server closes idle ones, and a request that is sent at that moment is lost."""
 
 BAD_REQUEST = 400
 NOT_FOUND = 404

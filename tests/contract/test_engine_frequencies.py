@@ -12,7 +12,7 @@ import pytest
 from protocol.messages import SamplingParams
 from tests.engine_rigs import Rig, a_request, some_factors
 
-GROUPS, ROWS = 8, 250
+GROUPS, ROWS = 20, 100
 DRAWS = GROUPS * ROWS
 FP32 = 1e-4
 
