@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from protocol.clock import NAME_PATTERN
 from protocol.errors import OperatorError
@@ -117,7 +117,7 @@ def checked_engine(engine: str, vllm: VllmSettings) -> EngineKind:
         raise OperatorError(f"--engine is one of {', '.join(ENGINES)}, not {engine!r}")
     if engine != "vllm" and vllm.said:
         raise OperatorError("--vllm-command, --vllm-url and --vllm-adapters go with --engine vllm")
-    return cast("EngineKind", engine)
+    return engine
 
 
 @dataclass(frozen=True, slots=True)
