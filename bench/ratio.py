@@ -40,13 +40,13 @@ from roles.policy.compose import Factors
 from roles.sampler.engine import Engine, Sampled, SampleRequest
 from roles.verifier.torch_recompute import Recomputer
 
-TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25, "float16": 0.05}
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.4, "float16": 0.05}
 """Largest difference of log-probabilities that rounding explains, without truncation."""
 
 EDGE = 1e-3
 """Within which 99 of 100 tokens of a truncated distribution must agree in fp32."""
 
-MEAN_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.01, "float16": 0.002}
+MEAN_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.02, "float16": 0.002}
 """Largest distance of the mean ratio from 1."""
 
 ADAPTERS = {"base": (1, 0.0), "rank1": (1, 0.05), "rank32": (32, 0.02)}
