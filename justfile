@@ -42,7 +42,7 @@ sim *args: setup
 e2e *args: setup
     @'{{ bin }}/python' -m pytest -m e2e "$@"
 
-# vLLM itself, on this machine's CPU, in an environment of its own (3.5 GB; then three minutes).
+# vLLM itself, on this machine's CPU, in an environment of its own (3.5 GB; then about five minutes).
 test-vllm *args: setup
     @sh scripts/setup-vllm.sh
     @'{{ bin }}/python' -m pytest -m vllm "$@"

@@ -25,6 +25,9 @@ ROLES: tuple[Role, ...] = get_args(Role)
 EngineKind = Literal["transformers", "vllm"]
 ENGINES: tuple[EngineKind, ...] = get_args(EngineKind)
 
+ROWS_MAX = 128
+"""Sequences a sampler decodes at once, unless its operator says otherwise."""
+
 NAME_RULE = "a name is lower-case letters, digits and dashes, at most 48, and no dash first"
 
 ENV_HOME = "GRPO_HOME"
@@ -108,6 +111,15 @@ class VllmSettings:
         return self != VllmSettings()
 
 
+def checked_engine(engine: str, vllm: VllmSettings) -> EngineKind:
+    """``engine`` if there is one of this name and ``vllm`` goes with it. Raises OperatorError."""
+    if engine not in ENGINES:
+        raise OperatorError(f"--engine is one of {', '.join(ENGINES)}, not {engine!r}")
+    if engine != "vllm" and vllm.said:
+        raise OperatorError("--vllm-command, --vllm-url and --vllm-adapters go with --engine vllm")
+    return engine
+
+
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
     """What an operator says to one node."""
@@ -120,7 +132,7 @@ class NodeSettings:
     """Node name; a learner's name is its id and must survive a restart."""
     device: str = "auto"
     threads: int | None = None
-    rows_max: int = 128
+    rows_max: int = ROWS_MAX
     """Sequences a sampler decodes at once."""
     grace_s: float = 30.0
     """How long a stopping node finishes what it has in hand."""
@@ -151,10 +163,7 @@ class NodeSettings:
             raise OperatorError(f"--run {self.run!r}: {NAME_RULE}")
         if self.name is not None and not NAME_PATTERN.fullmatch(self.name):
             raise OperatorError(f"--name {self.name!r}: {NAME_RULE}")
-        if self.engine not in ENGINES:
-            raise OperatorError(f"--engine is one of {', '.join(ENGINES)}, not {self.engine!r}")
-        if self.engine != "vllm" and self.vllm.said:
-            raise OperatorError("--vllm-command, --vllm-url and --vllm-adapters go with --engine vllm")
+        checked_engine(self.engine, self.vllm)
         if self.threads is not None and self.threads < 1:
             raise OperatorError("--threads must be at least 1")
 

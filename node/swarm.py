@@ -47,12 +47,22 @@ class Peer:
 
 
 def peers_for(
-    learners: int, samplers: int, verifiers: int, environment: Environment, threads: int | None = None
+    learners: int,
+    samplers: int,
+    verifiers: int,
+    environment: Environment,
+    threads: int | None = None,
+    sampler_options: tuple[str, ...] = (),
 ) -> list[Peer]:
     """Peers ``learner-1``, ``sampler-1``… with the cores divided among those that compute, or with
-    ``threads`` each."""
+    ``threads`` each; samplers are started with ``sampler_options``."""
     wanted: list[tuple[Role, int]] = [("learner", learners), ("sampler", samplers), ("verifier", verifiers)]
-    peers = [Peer(f"{role}-{i + 1}", (role,)) for role, count in wanted for i in range(count)]
+    options: dict[Role, tuple[str, ...]] = {"sampler": sampler_options}
+    peers = [
+        Peer(f"{role}-{i + 1}", (role,), options=options.get(role, ()))
+        for role, count in wanted
+        for i in range(count)
+    ]
     shares = share_threads(environment, [peer.roles for peer in peers])
     return [replace(peer, threads=threads or share) for peer, share in zip(peers, shares, strict=True)]
 

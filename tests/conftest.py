@@ -48,10 +48,16 @@ SLOW = (
 """What takes longest, all of it servers, processes and storms; measured with ``--durations=0``."""
 
 
+VLLM_S = 900
+"""For a test of vLLM: a server starts in a minute, and in several on a busy machine."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark whatever lies at ``SLOW``."""
+    """Mark whatever lies at ``SLOW``, and give whoever may start a vLLM server the time for it."""
     here = Path(__file__).parent
     for item in items:
+        if item.get_closest_marker("vllm"):
+            item.add_marker(pytest.mark.timeout(VLLM_S), append=False)
         if item.path.relative_to(here).as_posix().startswith(SLOW):
             item.add_marker(pytest.mark.slow)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tests.tidy import ROOT
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 WORDS = [str(PYTHON), *MODULE]
 START_S = 600.0
+STOP_S = 20.0
 CONTEXT = 96
 
 
@@ -52,13 +54,13 @@ def real_server(model_dir: Path, log: Path) -> Iterator[RealServer]:
             env=server_environment(environ, serving),
             stdout=out,
             stderr=out,
+            start_new_session=True,
         )
     try:
         _healthy(f"http://127.0.0.1:{port}", process, log)
         yield RealServer(f"http://127.0.0.1:{port}", shapes, model_dir)
     finally:
-        process.terminate()
-        process.wait()
+        _end(process)
 
 
 def with_a_tokenizer(model_dir: Path) -> Path:
@@ -67,6 +69,19 @@ def with_a_tokenizer(model_dir: Path) -> Path:
     words = Tokenizer(WordLevel(vocabulary, unk_token="t3"))
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t2").save_pretrained(model_dir)
     return model_dir
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """In order if it comes to that; a server that is told so while it starts does not end by itself."""
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -21,7 +21,7 @@ from roles.policy.compose import Factors
 from roles.ring import cancelled
 from roles.sampler.vllm_adapters import AdapterFiles, Adapters
 from roles.sampler.vllm_checks import Needs, check_server
-from roles.sampler.vllm_client import VllmClient
+from roles.sampler.vllm_client import LIMITS, VllmClient
 from roles.sampler.vllm_engine import Served, VllmEngine
 from roles.sampler.vllm_replicas import Replica, Replicas
 from roles.sampler.vllm_server import DEFAULT_PATIENCE, Patience, VllmServer
@@ -45,7 +45,7 @@ class PacedTransport(httpx2.AsyncBaseTransport):
     """Lets completions through at the rig's time; everything else passes. Also the engine's clock."""
 
     def __init__(self) -> None:
-        self._inner = httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=None))
+        self._inner = httpx2.AsyncHTTPTransport(limits=LIMITS)
         self._now = 0.0
         self._flying = 0
         self._answers: list[tuple[float, asyncio.Event]] = []

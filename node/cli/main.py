@@ -23,7 +23,7 @@ from node.cli import (
 )
 from node.cli import node_options as options
 from node.runtime import EXIT_IMPATIENT, EXIT_OPERATOR, explain
-from node.settings import VllmSettings
+from node.settings import ROWS_MAX
 from protocol.errors import OperatorError
 
 HELP = """Reinforcement learning of language models by a swarm of equal peers.
@@ -71,7 +71,7 @@ def node(
     name: options.NameOption = None,
     device: options.DeviceOption = "auto",
     threads: options.ThreadsOption = None,
-    rows: options.RowsOption = 128,
+    rows: options.RowsOption = ROWS_MAX,
     engine: options.EngineOption = None,
     vllm_command: options.VllmCommandOption = None,
     vllm_url: options.VllmUrlOption = None,
@@ -102,9 +102,7 @@ def node(
         name=name,
         device=device,
         threads=threads,
-        rows=rows,
-        engine=engine,
-        vllm=VllmSettings(vllm_command, tuple(vllm_url or ()), vllm_adapters),
+        sampler=options.SamplerOptions.of(rows, engine, vllm_command, vllm_url, vllm_adapters),
         grace_s=grace,
         log_level=log,
         allow_modules=tuple(allow_module or ()),

@@ -1,13 +1,14 @@
-"""Options of ``grpo-node --role …``, each with its help."""
+"""Options of ``grpo-node --role …``, each with its help; those of a sampler are ``up``'s as well."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import typer
 
-from node.settings import ROLES
+from node.settings import ROLES, ROWS_MAX, EngineKind, VllmSettings, checked_engine
 
 RoleOption = Annotated[
     list[str] | None, typer.Option(help=f"Role to play: {', '.join(ROLES)}. May be repeated.")
@@ -60,3 +61,37 @@ AllowPathOption = Annotated[
     list[Path] | None, typer.Option(help="Directory that the run of an invitation may name. May be repeated.")
 ]
 VersionOption = Annotated[bool, typer.Option("--version", help="Show the version and exit.")]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOptions:
+    """What a person said about a sampler."""
+
+    rows: int
+    engine: EngineKind
+    vllm: VllmSettings
+
+    @classmethod
+    def of(
+        cls,
+        rows: int = ROWS_MAX,
+        engine: str | None = None,
+        command: str | None = None,
+        urls: list[str] | None = None,
+        adapters: Path | None = None,
+    ) -> Self:
+        """From the options as they were given. Raises OperatorError if they contradict each other."""
+        vllm = VllmSettings(command, tuple(urls or ()), adapters)
+        return cls(rows, checked_engine(engine or ("vllm" if vllm.said else "transformers"), vllm), vllm)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The same options again, for a sampler that this process starts."""
+        words = ["--rows", str(self.rows), "--engine", self.engine]
+        if self.vllm.command is not None:
+            words += ["--vllm-command", self.vllm.command]
+        for url in self.vllm.urls:
+            words += ["--vllm-url", url]
+        if self.vllm.adapters is not None:
+            words += ["--vllm-adapters", str(self.vllm.adapters)]
+        return tuple(words)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from node.cli import node_options as options
 from node.settings import (
-    EngineKind,
+    ROWS_MAX,
     Environment,
     NodeSettings,
     Role,
-    VllmSettings,
     free_threads,
     prepare_process,
     read_environment,
@@ -48,9 +48,7 @@ def play(
     name: str | None,
     device: str,
     threads: int | None,
-    rows: int,
-    engine: str | None,
-    vllm: VllmSettings,
+    sampler: options.SamplerOptions,
     grace_s: float,
     log_level: str,
     allow_modules: tuple[str, ...],
@@ -76,9 +74,9 @@ def play(
         name=name,
         device=device,
         threads=free_threads(environment) if threads is None else threads,
-        rows_max=rows,
-        engine=cast("EngineKind", engine or ("vllm" if vllm.said else "transformers")),
-        vllm=vllm,
+        rows_max=sampler.rows,
+        engine=sampler.engine,
+        vllm=sampler.vllm,
         grace_s=grace_s,
         places=environment.places,
         allow_modules=allow_modules,
@@ -136,6 +134,11 @@ def up(
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of each peer; default: the cores are divided.")
     ] = None,
+    rows: options.RowsOption = ROWS_MAX,
+    engine: options.EngineOption = None,
+    vllm_command: options.VllmCommandOption = None,
+    vllm_url: options.VllmUrlOption = None,
+    vllm_adapters: options.VllmAdaptersOption = None,
     create_bucket: CreateBucketOption = False,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Where broker, logs and curve go. [default: .grpo/NAME]")
@@ -152,10 +155,11 @@ def up(
     from node.up import bring_up
 
     _set_up_logs("warning")
+    sampler = options.SamplerOptions.of(rows, engine, vllm_command, vllm_url, vllm_adapters)
     environment = read_environment()
     spec = read_run_file(file)
     place = directory or Path(".grpo") / spec.name
-    peers = peers_for(learners, samplers, verifiers, environment, threads)
+    peers = peers_for(learners, samplers, verifiers, environment, threads, sampler.words)
 
     async def work(shower: Shower) -> dict[str, object]:
         if create_bucket:

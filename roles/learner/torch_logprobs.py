@@ -90,14 +90,14 @@ def score(
 
     Entropy carries a gradient only with ``entropy_gradient``. At most ``logits_max`` logits exist at once.
     """
-    hidden_NH = _hidden(model, rows)
+    hidden_NH = hidden_states(model, rows)
     frozen = frozen_head(model)
     if frozen is not None and not entropy_gradient:
         return chunked_scores(hidden_NH, frozen, rows.targets, rows.temperatures, logits_max)
     return _recomputed_scores(model, hidden_NH, rows, logits_max, entropy_gradient=entropy_gradient)
 
 
-def _hidden(model: Any, rows: PaddedRows | PackedRow) -> Tensor:
+def hidden_states(model: Any, rows: PaddedRows | PackedRow) -> Tensor:
     """The hidden states that predict each completion token, shape [N, H]."""
     if isinstance(rows, PackedRow):
         ran = model.base_model(

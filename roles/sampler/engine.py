@@ -71,7 +71,11 @@ class Engine(Protocol):
         ...
 
     async def conclude(self) -> None:
-        """Resolve what runs with the rollouts that are finished; fail what has not begun."""
+        """End every request that is not whole: it fails, or resolves with what is finished.
+
+        Either way its task goes back to the queue: of a group that ends early, which rollouts are there is
+        no accident.
+        """
         ...
 
     async def close(self) -> None:

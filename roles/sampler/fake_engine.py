@@ -59,8 +59,8 @@ class FakeEngine:
         self._logits: dict[tuple[str, bytes], Logits] = {}
         """Like a prefix cache, keyed by policy name and prompt: sound only while names are never rebound."""
         self._slots = asyncio.Semaphore(groups_max)
-        self._running: dict[asyncio.Future[float], tuple[SampleRequest, str]] = {}
-        """By what ends it early: the time at which it was concluded, or an exception that fails it."""
+        self._running: dict[asyncio.Future[None], tuple[SampleRequest, str]] = {}
+        """By what fails it early."""
         self._concluded = asyncio.Event()
         self._closed = asyncio.Event()
 
@@ -100,11 +100,11 @@ class FakeEngine:
                 early.set_exception(EngineError(f"policy {policy} has become too old for anybody"))
 
     async def conclude(self) -> None:
-        """Resolve what runs with the rollouts that are finished; fail what waits."""
+        """Fail what runs and what waits."""
         self.calls["conclude"] += 1
         for early in tuple(self._running):
             if not early.done():
-                early.set_result(self._clock.monotonic())
+                early.set_exception(EngineError("the engine concludes its work"))
         self._concluded.set()
         self._concluded = asyncio.Event()
 
@@ -121,7 +121,8 @@ class FakeEngine:
             logprobs = truncated_logprobs(self._next_token(policy_name, digest, request), request.params)
             rollouts = [self._rollout(logprobs, request, index) for index in range(request.count)]
             took_s = [len(rollout.token_ids) * self._seconds_per_token for rollout in rollouts]
-            passed_s = await self._pass_time(min(request.deadline_s, max(took_s)), request, policy_name)
+            passed_s = min(request.deadline_s, max(took_s))
+            await self._pass_time(passed_s, request, policy_name)
             finished = tuple(r for r, s in zip(rollouts, took_s, strict=True) if s <= passed_s)
             return Sampled(policy_name, finished, passed_s)
 
@@ -141,16 +142,16 @@ class FakeEngine:
                 self._slots.release()
             place.cancel()
 
-    async def _pass_time(self, seconds: float, request: SampleRequest, policy: str) -> float:
-        """Sleep, unless somebody abandons or concludes the request; tells the seconds that passed."""
-        started = self._clock.monotonic()
-        early: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+    async def _pass_time(self, seconds: float, request: SampleRequest, policy: str) -> None:
+        """Sleep. Raises EngineError if somebody abandons or concludes the request first."""
+        early: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         asleep = asyncio.ensure_future(self._clock.sleep(seconds))
         both: set[asyncio.Future[Any]] = {early, asleep}
         self._running[early] = request, policy
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            return min(seconds, early.result() - started) if early.done() else seconds
+            if early.done():
+                early.result()
         finally:
             del self._running[early]
             asleep.cancel()

@@ -7,6 +7,7 @@ adapter of random numbers is loaded and sampled from, and must change what the b
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,10 @@ SLOTS_MIN = 2
 """``max_loras``: with one, rollouts under a new policy wait until the last one under the old is finished."""
 
 CERTAIN = 1e-6
-"""How far from 0 the log-probability of the only permitted token may lie."""
+"""How far the log-probability of a token that top-k 1 permits may lie from what it must be."""
+
+TIES_MAX = 8
+"""Tokens that top-k 1 permits together because their logits are equal: bfloat16 has few numbers."""
 
 PROBE_S = 600.0
 """For a first completion, during which kernels may be compiled."""
@@ -79,14 +83,20 @@ def rank_flag(rank: int) -> int:
 
 
 async def _check_logprobs(client: VllmClient, base: str, where: str, needs: Needs) -> None:
-    """Of the only token that top-k 1 permits, the log-probability is 0, unless it is that of raw logits."""
+    """The token that top-k 1 permits is certain, unless its log-probability is that of raw logits."""
     for probe in _prompts(needs):
         _, logprobs = await _sampled(client, base, probe, top_k=1)
-        if max(abs(logprob) for logprob in logprobs) > CERTAIN:
+        if not all(is_greedy(logprob) for logprob in logprobs):
             raise OperatorError(
                 f"{where}: its log-probabilities are not those of the distribution that it samples from: "
                 "start it with --logprobs-mode processed_logprobs"
             )
+
+
+def is_greedy(logprob: float) -> bool:
+    """Whether a log-probability is one that top-k 1 leaves: 0, or -log n where n tokens are the best."""
+    ties = round(math.exp(min(-logprob, math.log(TIES_MAX))))
+    return abs(logprob + math.log(ties)) <= CERTAIN
 
 
 async def _check_adapters(client: VllmClient, base: str, where: str, needs: Needs, directory: Path) -> None:

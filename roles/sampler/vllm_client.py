@@ -33,6 +33,10 @@ ASK_S = 30.0
 LOAD_S = 180.0
 """For an adapter, whose load waits for the decoding step in progress, and on its first use for kernels."""
 
+LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+"""Hundreds of completions wait in the server, which queues them better than a connection pool; each has a
+connection of its own, for the server closes idle ones, and a request that is sent at that moment is lost."""
+
 BAD_REQUEST = 400
 NOT_FOUND = 404
 SERVER_FAULT = 500
@@ -74,8 +78,7 @@ class VllmClient:
         self._http = httpx2.AsyncClient(
             base_url=self.url,
             transport=transport,
-            # Hundreds of completions wait in the server, which queues them better than a connection pool.
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
+            limits=LIMITS,
             trust_env=False,  # a proxy for the internet must not be asked for 127.0.0.1
         )
 

@@ -12,7 +12,7 @@ queue; what waits here waits until a server lives.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -49,6 +49,25 @@ class Served:
     context_tokens: int
 
 
+@dataclass(eq=False, slots=True)
+class Call:
+    """What somebody waits for, from its arrival to its end."""
+
+    request: SampleRequest | None = None
+    """None: a policy that waits for a server."""
+    policy: str | None = None
+    """The policy that it runs under; None while it waits."""
+    works: Sequence[asyncio.Future[Rollout]] = ()
+    """Its rollouts, once it runs."""
+    why: str = ""
+    """Why it was ended early."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is about to end by itself."""
+        return bool(self.works) and all(work.done() for work in self.works)
+
+
 class VllmEngine:
     """Implements ``Engine``. Its servers are open."""
 
@@ -58,10 +77,8 @@ class VllmEngine:
         self._clock = clock
         self._files = files
         self._residents: Residents[Placed] = Residents(served.shapes, files.place)
-        self._running: dict[asyncio.Future[None], tuple[SampleRequest, str]] = {}
-        """By what ends it early: a result if it was concluded, an exception if its policy was abandoned."""
-        self._concluded = asyncio.Event()
-        self._closed = asyncio.Event()
+        self._calls: dict[asyncio.Task[Any], Call] = {}
+        self._closed = False
         self._chores: set[asyncio.Task[None]] = set()
 
     @property
@@ -88,7 +105,7 @@ class VllmEngine:
         policy = self._residents.get(name)
         with self._used(policy):
             try:
-                for replica in await self._unless_closed(self.replicas.any_living()):
+                for replica in await self._answer(Call(), self.replicas.any_living()):
                     await self._preload(replica, policy)
             except EngineError:
                 await self.unload_policy(name)
@@ -111,28 +128,27 @@ class VllmEngine:
         served = self._served
         check_request(request, vocab_size=served.vocab_size, context_tokens=served.context_tokens)
         policy = self._residents.get(request.policy)
+        call = Call(request)
         if request.policy is None:
-            return await self._unless_closed(self._serve(request, None, self._concluded))
+            return await self._answer(call, self._serve(call, request, None))
         with self._used(policy):
-            return await self._unless_closed(self._serve(request, policy, self._concluded))
+            return await self._answer(call, self._serve(call, request, policy))
 
     async def abandon(self, policy: str) -> None:
         """Fail what runs under ``policy`` without having asked for it by name; its servers abort it."""
-        for early, (request, name) in tuple(self._running.items()):
-            if request.policy is None and name == policy and not early.done():
-                early.set_exception(EngineError(f"policy {policy} has become too old for anybody"))
+        self._end(
+            f"policy {policy} has become too old for anybody",
+            lambda call: call.policy == policy and call.request is not None and call.request.policy is None,
+        )
 
     async def conclude(self) -> None:
-        """Resolve what runs with the rollouts that are finished; fail what waits."""
-        for early in tuple(self._running):
-            if not early.done():
-                early.set_result(None)
-        self._concluded.set()
-        self._concluded = asyncio.Event()
+        """Fail every request that is not whole."""
+        self._end("the engine concludes its work", lambda call: call.request is not None)
 
     async def close(self) -> None:
         """Fail what waits or runs, unload what is loaded, and end the servers that were started here."""
-        self._closed.set()
+        self._closed = True
+        self._end("the engine is closed", lambda _: True)
         await self.settled()
         for replica in self.replicas.all:
             if replica.server.attached and replica.server.life is not None:
@@ -146,59 +162,59 @@ class VllmEngine:
         while self._chores:
             await asyncio.wait(self._chores)
 
-    async def _serve(
-        self, request: SampleRequest, policy: Placed | None, concluded: asyncio.Event
-    ) -> Sampled:
-        replica = await self._room(request.count, concluded)
+    async def _answer(self, call: Call, work: Coroutine[Any, Any, T]) -> T:
+        """Do the work of a call. Raises EngineError if somebody ends it early."""
+        task = asyncio.ensure_future(work)
+        self._calls[task] = call
+        if self._closed:
+            self._end("the engine is closed", lambda other: other is call)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            waiter = asyncio.current_task()
+            if call.why and not (waiter and waiter.cancelling()):
+                raise EngineError(call.why) from None
+            raise
+        finally:
+            del self._calls[task]
+
+    def _end(self, why: str, which: Callable[[Call], bool]) -> None:
+        """End calls early, unless they are whole."""
+        for task, call in self._calls.items():
+            if which(call) and not call.whole:
+                call.why = call.why or why
+                task.cancel()
+
+    async def _serve(self, call: Call, request: SampleRequest, policy: Placed | None) -> Sampled:
+        replica = await self.replicas.take(request.count)
         try:
             policy = policy or self._residents.get(None)
+            call.policy = policy.name
             with self._used(policy):
-                return await self._generate(replica, policy, request)
+                return await self._generate(call, replica, policy, request)
         finally:
             self.replicas.give(replica, request.count)
 
-    async def _room(self, count: int, concluded: asyncio.Event) -> Replica:
-        """A server with room. Raises EngineError if the engine concludes first."""
-        taking = asyncio.ensure_future(self.replicas.take(count))
-        ending = asyncio.ensure_future(concluded.wait())
-        try:
-            await asyncio.wait({taking, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if concluded.is_set():
-                raise EngineError("the engine concludes its work")
-            return taking.result()
-        except BaseException:
-            taking.cancel()
-            await asyncio.wait({taking})
-            if not taking.cancelled() and taking.exception() is None:
-                self.replicas.give(taking.result(), count)
-            raise
-        finally:
-            ending.cancel()
-
-    async def _generate(self, replica: Replica, policy: Placed, request: SampleRequest) -> Sampled:
+    async def _generate(
+        self, call: Call, replica: Replica, policy: Placed, request: SampleRequest
+    ) -> Sampled:
         life = replica.server.life
         if life is None:
             raise ServerLost(f"vLLM at {replica.client.url} was lost a moment ago")
         started = self._clock.monotonic()
-        works = [
+        call.works = [
             asyncio.ensure_future(self._rollout(replica, life, policy, request, index))
             for index in range(request.count)
         ]
-        early: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._running[early] = request, policy.name
         ends: list[asyncio.Future[Any]] = [
-            early,
             asyncio.ensure_future(self._clock.sleep(request.deadline_s)),
             asyncio.ensure_future(life.lost.wait()),
         ]
         try:
-            await _any_of(ends, works)
-            if life.lost.is_set():
+            await _any_of(ends, call.works)
+            if life.lost.is_set() and not call.whole:
                 raise ServerLost(f"vLLM at {replica.client.url} was lost: {life.why}")
-            concluded = early.done()
-            if concluded:
-                early.result()  # raises where its policy was abandoned
-            rollouts = tuple(work.result() for work in works if work.done())
+            rollouts = tuple(work.result() for work in call.works if work.done())
         except ServerLost:
             replica.server.doubt(life)
             raise
@@ -207,9 +223,8 @@ class VllmEngine:
                 replica.server.forgot(life)
             raise
         finally:
-            del self._running[early]
-            _cancel(works, ends)
-        if not rollouts and not concluded:
+            _cancel(call.works, ends)
+        if not rollouts:
             replica.server.doubt(life, stalled=True)
         return Sampled(policy.name, rollouts, max(0.0, self._clock.monotonic() - started))
 
@@ -242,7 +257,7 @@ class VllmEngine:
             self._forget_if_over(policy)
 
     def _forget_if_over(self, policy: Placed) -> None:
-        if policy.over and not self._closed.is_set():
+        if policy.over and not self._closed:
             chore = asyncio.ensure_future(self._forget(policy))
             self._chores.add(chore)
             chore.add_done_callback(self._chores.discard)
@@ -259,22 +274,6 @@ class VllmEngine:
                 await replica.adapters.drop(policy)
             except EngineError as exc:
                 log.warning("policy_not_unloaded", policy=policy.name, error=str(exc))
-
-    async def _unless_closed(self, work: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.ensure_future(work)
-        closed = asyncio.ensure_future(self._closed.wait())
-        try:
-            await asyncio.wait({task, closed}, return_when=asyncio.FIRST_COMPLETED)
-            if self._closed.is_set():
-                raise EngineError("the engine is closed")
-            return task.result()
-        finally:
-            closed.cancel()
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
-            elif not task.cancelled():
-                task.exception()  # looked at, whatever the caller makes of it
 
 
 async def _any_of(ends: Collection[asyncio.Future[Any]], works: Sequence[asyncio.Future[Any]]) -> None:

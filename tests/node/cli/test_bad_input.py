@@ -86,6 +86,8 @@ def run_file(tmp_path: Path) -> Callable[[str, str], str]:
         (["demo", "--seed", "x"], "--seed"),
         (["up"], "file"),
         (["up", "nothing.toml"], "nothing.toml"),
+        (["up", "nothing.toml", "--engine", "llama"], "--engine is one of transformers, vllm"),
+        (["up", "nothing.toml", "--engine", "transformers", "--vllm-command", "x"], "go with --engine vllm"),
         (["create", "nothing.toml", "--broker", "nats://127.0.0.1:1"], "nothing.toml"),
         (["create", "nothing.toml"], "--broker URL"),
         (["status", "x"], "--broker URL"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from node.system_clock import SystemClock
 from protocol.errors import OperatorError
 from protocol.runspec import LoraSpec
-from roles.sampler.vllm_checks import Needs, check_server, rank_flag
+from roles.sampler.vllm_checks import Needs, check_server, is_greedy, rank_flag
 from roles.sampler.vllm_client import VllmClient
 from roles.sampler.vllm_command import Serving, server_command, server_environment, shares_of, split_command
 from tests.engine_rigs import VOCAB
@@ -151,3 +152,13 @@ def test_a_device_beyond_those_that_are_visible_is_a_persons_mistake():
 def test_a_command_that_is_none_is_a_persons_mistake(text, fault):
     with pytest.raises(OperatorError, match=fault):
         split_command(text)
+
+
+@pytest.mark.parametrize("logprob", [0.0, -4e-7, -math.log(2), -math.log(3) + 2e-7, -math.log(8)])
+def test_tokens_that_tie_for_the_best_are_as_certain_as_one(logprob: float):
+    assert is_greedy(logprob)
+
+
+@pytest.mark.parametrize("logprob", [-1e-4, -0.1, -0.5, -math.log(2) + 1e-4, -math.log(9), -40.0])
+def test_the_best_token_of_raw_logits_is_not_certain(logprob: float):
+    assert not is_greedy(logprob)

@@ -216,6 +216,17 @@ async def test_an_adapter_is_unloaded_after_its_last_rollout_and_its_name_is_nev
     assert {path.name for path in (tmp_path / "adapters").iterdir()} >= set(stub.loaded)
 
 
+async def test_concluding_takes_away_no_group_that_is_whole(rig):
+    group = running(rig)
+    await asyncio.sleep(0)
+    (call,) = rig.engine._calls.values()
+    while not call.whole:
+        await asyncio.sleep(0)
+    assert not group.done()
+    await rig.engine.conclude()
+    assert len((await group).rollouts) == 4
+
+
 async def test_a_closed_engine_leaves_nothing_behind(stub, tmp_path):
     rig = await VllmRig.open(stub.url, STUB_SHAPES, tmp_path / "adapters")
     for number in (1, 2):

@@ -1,0 +1,1 @@
+"""Recomputations of tokens that a sampler drew (``bench.ratio``)."""
