@@ -14,7 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -152,14 +152,15 @@ class Accounts:
         return (state_dir / DIRECTORY / KEYS_FILE).is_file()
 
     @classmethod
-    def open(cls, state_dir: Path) -> Accounts:
-        """Those that are there, or new ones. Raises OperatorError on a damaged directory."""
+    def open(cls, state_dir: Path, keys: Keys | None = None) -> Accounts:
+        """Those that are there, or new ones, with ``keys`` if given. Raises OperatorError on a damaged
+        directory."""
         directory = state_dir / DIRECTORY
         file = directory / KEYS_FILE
         try:
             (directory / CLAIMS).mkdir(mode=0o700, parents=True, exist_ok=True)
             if not file.is_file():
-                keys = Keys.generate()
+                keys = keys or Keys.generate()
                 write_private(state_dir / OPERATOR_CREDENTIALS, Login.issue(keys.core, "operator").text())
                 write_private(file, keys.model_dump_json(indent=1))
             return cls(state_dir, Keys.model_validate_json(file.read_bytes()))
@@ -236,6 +237,11 @@ class Accounts:
                     )
             guests.append(fresh)
         return Login.issue(fresh.account, fresh.nodes[0], expires_at, len(nodes)), self._keep(fresh)
+
+    def admit(self, guests: Iterable[Guest]) -> None:
+        """Let in who has a login of an account that was made elsewhere with these keys; in no register."""
+        for guest in guests:
+            self._keep(guest)
 
     def revoke(self, node: str) -> list[str]:
         """End every invitation of ``node``; the claims, which a running server must be told.

@@ -20,13 +20,13 @@ class EntryCache:
 
     def __init__(self, directory: Path, entries_max: int = CACHE_ENTRIES_MAX) -> None:
         """``directory`` is made when the first copy is."""
-        self._directory = directory
+        self.directory = directory
         self._entries_max = entries_max
         self._verified: set[str] = set()
 
     def get(self, path: str) -> Path | None:
         """The copy of ``path``, if there is a good one. Each is verified once per process."""
-        target = self._directory / path
+        target = self.directory / path
         try:
             if path not in self._verified:
                 verify_entry(target, path)
@@ -43,33 +43,33 @@ class EntryCache:
         Raises what ``fill`` raises, StoreNotFound or StoreCorrupt; then a good copy that was there
         before is still there, and nothing else is.
         """
-        with staging(self._directory) as stage:
+        with staging(self.directory) as stage:
             fill(stage)
             verify_entry(stage, path)
-            if not install(stage, self._directory, path) and self.get(path) is None:
+            if not install(stage, self.directory, path) and self.get(path) is None:
                 self._remove(path)
-                install(stage, self._directory, path)
+                install(stage, self.directory, path)
         self._verified.add(path)
         self._evict(path)
-        return self._directory / path
+        return self.directory / path
 
     def forget(self, path: str) -> None:
         """Remove the copy of ``path``, if there is one."""
         self._remove(path)
 
     def _evict(self, newest: str) -> None:
-        sweep_staging(self._directory)
+        sweep_staging(self.directory)
         ages: list[tuple[float, str]] = []
-        for path in entries_below(self._directory, self._directory):
+        for path in entries_below(self.directory, self.directory):
             with contextlib.suppress(FileNotFoundError):  # another process removed it
-                ages.append(((self._directory / path / MANIFEST_NAME).stat().st_mtime, path))
+                ages.append(((self.directory / path / MANIFEST_NAME).stat().st_mtime, path))
         for _, path in sorted(ages, reverse=True)[self._entries_max :]:
             if path != newest:
                 self._remove(path)
 
     def _remove(self, path: str) -> None:
         self._verified.discard(path)
-        entry = self._directory / path
+        entry = self.directory / path
         if entry.exists():
-            with staging(self._directory) as trash, contextlib.suppress(FileNotFoundError):
+            with staging(self.directory) as trash, contextlib.suppress(FileNotFoundError):
                 entry.rename(trash)

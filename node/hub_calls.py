@@ -1,7 +1,7 @@
-"""Calls of huggingface_hub, each off the event loop, with a deadline and retries of our own.
+"""One bucket of the Hub: calls that ask and calls that move content, as the store makes them.
 
-The stock client has no time-out at all, retries some endpoints and not others, and hf_xet raises Python's
-own ``ConnectionError`` for a network fault, a missing bucket and a refused token alike.
+hf_xet raises Python's own ``ConnectionError`` for a network fault, a missing bucket and a refused token
+alike. So the Hub's API is asked why a transfer failed.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from functools import cache
 from typing import Literal, TypeVar
 
 import httpx2
-import structlog
 from huggingface_hub import HfApi, get_session, set_client_factory
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 from huggingface_hub.utils._http import default_client_factory
 
-from node.hub_errors import FAULTS, HubBusy, translated
+from node.hub_client import FAULTS, HubClient, NoAnswer
+from node.hub_errors import translated
 from node.off_loop import OffLoop
 from node.patience import Patience
-from protocol.errors import GrpoError, StoreUnavailable
+from protocol.errors import StoreError, StoreUnavailable
 
 T = TypeVar("T")
 Transfer = Literal["read", "write"]
@@ -30,12 +30,6 @@ _CONFLICT = 409
 
 THREADS_MAX = 8
 """Calls at once, those included that hang although nobody waits for them any more."""
-
-TRANSFER_SHARE = 2 / 3
-"""Of the time that is left, for one try of a transfer. hf_xet gives up silence by itself, but not the answer
-to the last request of an upload."""
-
-log = structlog.get_logger("hub")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +78,8 @@ class HubCalls:
         self.bucket = bucket
         self._api = HfApi(endpoint=endpoint, token=token)
         self._times = times
-        self._off_loop = off_loop or OffLoop("hub", THREADS_MAX)
+        threads = off_loop or OffLoop("hub", THREADS_MAX)
+        self._client = HubClient(self._api, StoreUnavailable, times.call_s, threads)
 
     def patience(self, timeout_s: float) -> Patience:
         """The time for one operation, which may be several calls."""
@@ -109,46 +104,19 @@ class HubCalls:
 
         Raises StoreDenied at once; StoreUnavailable; whatever of ours ``request`` raises.
         """
-        return await self._repeat(patience, request, self._times.call_s, None)
+        return await self._client.repeat(patience, request, self._told)
 
     async def move(self, patience: Patience, request: Callable[[HfApi], T], transfer: Transfer) -> T:
-        """A call that moves content; like ``ask``, but a try has ``TRANSFER_SHARE`` of what is left."""
-        return await self._repeat(patience, request, None, transfer)
+        """A call that moves content; otherwise like ``ask``."""
 
-    async def _repeat(
-        self,
-        patience: Patience,
-        request: Callable[[HfApi], T],
-        limit_s: float | None,
-        transfer: Transfer | None,
-    ) -> T:
-        while True:
-            left_s = patience.left_s
-            try_s = min(left_s, limit_s or max(left_s * TRANSFER_SHARE, self._times.call_s))
-            try:
-                found = await self._off_loop.run(lambda: self._translated(request, transfer), try_s)
-            except StoreUnavailable as exc:
-                fault, wait_s = exc, exc.wait_s if isinstance(exc, HubBusy) else 0.0
-            except TimeoutError:
-                text = f"the Hub at {self._api.endpoint} did not answer in {try_s:.3g} s"
-                fault, wait_s = StoreUnavailable(text), 0.0
-            else:
-                patience.took_effect()
-                return found
-            log.warning("hub_call_failed", bucket=self.bucket, error=str(fault))
-            if not await patience.pause(wait_s):
-                raise fault
+        def told(exc: Exception) -> StoreError:
+            known = isinstance(exc, HfHubHTTPError | NoAnswer)
+            return self._told(exc if known else self._reason(transfer) or exc)
 
-    def _translated(self, request: Callable[[HfApi], T], transfer: Transfer | None) -> T:
-        try:
-            return request(self._api)
-        except GrpoError:
-            raise
-        except FAULTS as exc:
-            cause: Exception = exc
-            if transfer is not None and not isinstance(exc, HfHubHTTPError):
-                cause = self._reason(transfer) or exc
-            raise translated(cause, self._api, self.bucket) from exc
+        return await self._client.repeat(patience, request, told, moves=True)
+
+    def _told(self, exc: Exception) -> StoreError:
+        return translated(exc, self._api, self.bucket)
 
     def _reason(self, transfer: Transfer) -> Exception | None:
         """Why hf_xet gets no access to the content, or None if it does."""

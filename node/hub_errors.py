@@ -1,4 +1,4 @@
-"""What the Hub's and its client's exceptions mean: a missing bucket, a bad token, or a fault that passes."""
+"""What faults of the Hub mean to a store: a missing bucket, a bad token, or something that passes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
+from node.hub_client import NoAnswer, wait_s
 from protocol.errors import StoreDenied, StoreError, StoreUnavailable, one_line
-
-FAULTS = (OSError, RuntimeError, ValueError, EntryNotFoundError, httpx2.HTTPError)
-"""All that huggingface_hub and hf_xet raise over the world's faults. hf_xet uses Python's own classes."""
 
 _UNAUTHORIZED, _FORBIDDEN, _TIMED_OUT, _TOO_MANY, _SERVER = 401, 403, 408, 429, 500
 _LOCAL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO, errno.EMFILE})
@@ -43,6 +41,8 @@ def translated(exc: Exception, api: HfApi, bucket: str) -> StoreError:
         return _no_token(bucket)
     if isinstance(exc, HfHubHTTPError):
         return _answered(exc, api, bucket)
+    if isinstance(exc, NoAnswer):
+        return StoreUnavailable(f"the Hub at {api.endpoint} {exc}")
     if isinstance(exc, OSError) and exc.errno in _LOCAL_DISK:
         return StoreUnavailable(f"this machine's copy of bucket {bucket}: {exc.strerror}; free some space")
     return StoreUnavailable(f"the Hub at {api.endpoint} failed: {one_line(str(exc)) or type(exc).__name__}")
@@ -60,7 +60,7 @@ def _answered(exc: HfHubHTTPError, api: HfApi, bucket: str) -> StoreError:
             f"bucket {bucket}: this token may not do that ({said}); use one with the right to write there"
         )
     if status in {_TIMED_OUT, _TOO_MANY} or status >= _SERVER:
-        return HubBusy(f"the Hub at {api.endpoint} answered {status}: {said}", _retry_after_s(exc))
+        return HubBusy(f"the Hub at {api.endpoint} answered {status}: {said}", wait_s(exc))
     if isinstance(exc, EntryNotFoundError):
         return StoreUnavailable(f"bucket {bucket}: a file went away meanwhile")
     return StoreDenied(f"bucket {bucket}: the Hub at {api.endpoint} refused ({status}): {said}")
@@ -93,8 +93,3 @@ def _no_token(bucket: str) -> StoreDenied:
         f"bucket {bucket}: it is private or does not exist, and this machine has no token; "
         "run `hf auth login`, or set HF_TOKEN"
     )
-
-
-def _retry_after_s(exc: HfHubHTTPError) -> float:
-    text = exc.response.headers.get("Retry-After", "")
-    return float(text) if text.isdecimal() else 0.0

@@ -1,42 +1,41 @@
 """Jobs on the Hugging Face Hub: create, list, cancel, read; the one file that knows their client.
 
-The client sets no deadline, and repeats neither ``create`` nor ``cancel``. Here each call has a deadline,
-off the loop; what may have taken effect is looked up by its labels before it is sent again.
+What may have taken effect is looked up by its labels before it is sent again.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import ceil
 from typing import Any, Self, TypeVar
 
-import structlog
 from huggingface_hub import HfApi, JobInfo, Volume, constants, get_token
 from huggingface_hub._jobs_api import _create_job_spec
 from huggingface_hub.errors import HfUriError
 from huggingface_hub.utils import logging
 from huggingface_hub.utils._hf_uris import parse_hf_mount
 
-from node.hub_job_errors import Answered, HubUnavailable, RateLimited, translated
+from node.hub_client import FAULTS, HubClient
+from node.hub_job_errors import Answered, HubUnavailable, told
 from node.job_plan import LABEL_KEY, LABEL_RUN, LABEL_SLOT, LABEL_SPEC, JobRequest
 from node.off_loop import OffLoop
-from protocol.errors import OperatorError
+from node.patience import Patience
+from protocol.errors import GrpoError, OperatorError
 
 CALL_S = 60.0
 """One call with the client's own repetitions; the slowest are lists of many pages."""
-TRIES_MAX = 4
+PATIENCE_S = 120.0
+"""How long a call is repeated; a person waits."""
 PAUSE_S = 2.0
-"""Before a call is repeated; doubles."""
+"""Before a call is repeated for the first time."""
 THREADS = "hub-jobs"
 LIVE = ("SCHEDULING", "RUNNING")
 HIDDEN = "***"
 HOURS = {"second": 1 / 3600, "minute": 1 / 60, "hour": 1.0, "day": 24.0}
 
 T = TypeVar("T")
-log = structlog.get_logger("jobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +77,24 @@ class HubJobs:
     """The jobs of one namespace; every call says which, and with which token."""
 
     def __init__(
-        self, endpoint: str, token: str, namespace: str, *, pause_s: float = PAUSE_S, call_s: float = CALL_S
+        self,
+        endpoint: str,
+        token: str,
+        namespace: str,
+        *,
+        pause_s: float = PAUSE_S,
+        call_s: float = CALL_S,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         """No I/O; ``HubJobs.open`` finds the arguments out."""
         self.endpoint = endpoint
         self.namespace = namespace
         self.token = token
         self._api = HfApi(endpoint=endpoint, token=token)
+        self._client = HubClient(self._api, HubUnavailable, call_s, OffLoop(THREADS))
         self._pause_s = pause_s
         self._call_s = call_s
-        self._threads = OffLoop(THREADS)
+        self._patience_s = patience_s
         self._hidden: set[str] = {token}
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what it repeats in silence is told here, once
 
@@ -100,15 +107,15 @@ class HubJobs:
             raise OperatorError("not logged in to the Hub; run: hf auth login")
         hub = cls(endpoint or constants.ENDPOINT, token, namespace or "")
         if not namespace:
-            hub.namespace = str((await hub._read(lambda: hub._api.whoami(token=token), "account"))["name"])
+            hub.namespace = str((await hub._call(lambda api: api.whoami(token=token), "account"))["name"])
         return hub
 
     async def jobs_of(self, run: str) -> list[Job]:
         """All jobs of a run that the Hub still knows, oldest first. Raises like every call here:
         OperatorError for what a person must change, HubUnavailable."""
-        found = await self._read(
-            lambda: list(
-                self._api.list_jobs(
+        found = await self._call(
+            lambda api: list(
+                api.list_jobs(
                     labels={LABEL_RUN: run},
                     namespace=self.namespace,
                     token=self.token,
@@ -124,43 +131,32 @@ class HubJobs:
         """Start a job; there will be one, however often the Hub fails on the way."""
         self._hidden.update(request.secrets.values())
         what = f"job {request.name} in {self.namespace} on {request.flavor}"
-        for attempt in range(TRIES_MAX):
-            try:
-                return _job(await self._call(lambda: self._api.run_job(**self._arguments(request)), what))
-            except RateLimited as exc:
-                if attempt == TRIES_MAX - 1:
-                    raise
-                log.warning("hub_wants_a_pause", job=request.name, pause_s=exc.pause_s)
-                await asyncio.sleep(exc.pause_s)
-            except HubUnavailable as exc:
-                await asyncio.sleep(self._pause_s * 2**attempt)
-                # It may be there all the same: a second learner of one name would only be fenced.
-                if found := await self._live(request):
-                    return found
-                if attempt == TRIES_MAX - 1:
-                    raise
-                log.warning("job_sent_again", job=request.name, reason=str(exc))
-        raise AssertionError("unreachable")
+        return await self._call(
+            lambda api: _job(api.run_job(**self._arguments(request))),
+            what,
+            # It may be there all the same: a second learner of one name would only be fenced.
+            settled=lambda: self._live(request),
+        )
 
     async def cancel(self, job: Job) -> None:
         """End a job; one that has ended by itself meanwhile is left as it is."""
-        for attempt in range(TRIES_MAX):
-            try:
-                await self._call(
-                    lambda: self._api.cancel_job(job_id=job.id, namespace=self.namespace, token=self.token),
-                    f"job {job.id}",
-                )
-                return
-            except (Answered, HubUnavailable) as exc:
-                await asyncio.sleep(getattr(exc, "pause_s", 0.0) or self._pause_s * 2**attempt)
-                if not await self._is_live(job) or attempt == TRIES_MAX - 1:
-                    if await self._is_live(job):
-                        raise
-                    return
+
+        def end(api: HfApi) -> bool:
+            api.cancel_job(job_id=job.id, namespace=self.namespace, token=self.token)
+            return True
+
+        async def ended() -> bool | None:
+            return None if await self._is_live(job) else True
+
+        try:
+            await self._call(end, f"job {job.id}", settled=ended)
+        except Answered:
+            if await self._is_live(job):
+                raise
 
     async def hardware(self) -> dict[str, Flavor]:
         """What may be rented now, by name, with today's prices."""
-        listed = await self._read(lambda: self._api.list_jobs_hardware(token=self.token), "hardware")
+        listed = await self._call(lambda api: api.list_jobs_hardware(token=self.token), "hardware")
         found = {}
         for item in listed:
             hours = HOURS.get(item.unit_label)
@@ -173,10 +169,12 @@ class HubJobs:
 
     def logs(self, job: Job, *, follow: bool, tail: int | None) -> Iterator[str]:
         """Lines that a job has written. Blocks; with ``follow`` until the job ends."""
-        with translated(f"logs of job {job.id}", self._hidden):
+        try:
             yield from self._api.fetch_job_logs(
                 job_id=job.id, namespace=self.namespace, token=self.token, follow=follow, tail=tail
             )
+        except FAULTS as exc:
+            raise told(exc, f"logs of job {job.id}", self._hidden) from None
 
     def url(self) -> str:
         """Where ``create`` posts to."""
@@ -214,33 +212,29 @@ class HubJobs:
         return next((job for job in jobs if job.live and job.slot == request.slot.name), None)
 
     async def _is_live(self, job: Job) -> bool:
-        def look() -> JobInfo:
-            return self._api.inspect_job(job_id=job.id, namespace=self.namespace, token=self.token)
+        def look(api: HfApi) -> JobInfo:
+            return api.inspect_job(job_id=job.id, namespace=self.namespace, token=self.token)
 
         try:
-            return _job(await self._read(look, f"job {job.id}")).live
+            return _job(await self._call(look, f"job {job.id}")).live
         except Answered as exc:
             if exc.status == 404:  # noqa: PLR2004 the status of what is gone
                 return False
             raise
 
-    async def _read(self, call: Callable[[], T], what: str) -> T:
-        """A call that changes nothing, repeated while it may help."""
-        for attempt in range(TRIES_MAX):
-            try:
-                return await self._call(call, what)
-            except (RateLimited, HubUnavailable) as exc:
-                if attempt == TRIES_MAX - 1:
-                    raise
-                await asyncio.sleep(getattr(exc, "pause_s", 0.0) or self._pause_s * 2**attempt)
-        raise AssertionError("unreachable")
+    async def _call(
+        self,
+        request: Callable[[HfApi], T],
+        what: str,
+        settled: Callable[[], Awaitable[T | None]] | None = None,
+    ) -> T:
+        """A call, repeated while it may help."""
 
-    async def _call(self, call: Callable[[], T], what: str) -> T:
-        with translated(what, self._hidden):
-            try:
-                return await self._threads.run(call, self._call_s)
-            except TimeoutError as exc:
-                raise HubUnavailable(f"{what}: the Hub did not answer within {self._call_s:g} s") from exc
+        def explain(exc: Exception) -> GrpoError:
+            return told(exc, what, self._hidden)
+
+        patience = Patience(self._patience_s, self._pause_s)
+        return await self._client.repeat(patience, request, explain, settled=settled)
 
 
 def volume(mount: str) -> Volume:

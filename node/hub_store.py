@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from hf_xet import hash_files
 from huggingface_hub import BucketFile, HfApi
@@ -31,11 +30,11 @@ from node.entry_files import (
 )
 from node.hub_calls import HubCalls
 from node.off_loop import OffLoop
+from node.own_disk import OwnDisk
 from node.patience import Patience
 from protocol.errors import StoreConflict, StoreCorrupt, StoreNotFound, StoreUnavailable
 from protocol.manifest import MANIFEST_NAME, Manifest
 
-T = TypeVar("T")
 Additions = list[tuple[str | Path | bytes, str]]
 """Files or their content, and where each goes in the bucket."""
 
@@ -75,20 +74,20 @@ class HubStore:
         self._cache_dir = cache_dir
         self._cache = EntryCache(cache_dir)
         self._timeout_s = timeout_s
-        self._off_loop = off_loop or OffLoop("hub-store")
+        self._disk = OwnDisk(cache_dir, timeout_s, off_loop or OffLoop("hub-store"))
 
     async def publish(self, manifest: Manifest, files: Mapping[str, bytes]) -> None:
         """Write an entry once; see the port. Other content by a writer of the same moment may go unnoticed
         only if its data are the same and its manifest is not."""
         patience = self._calls.patience(self._timeout_s)
         with contextlib.ExitStack() as stack:
-            staged = await self._here(lambda: self._staged(manifest, files, stack), manifest.path)
+            staged = await self._disk.run(lambda: self._staged(manifest, files, stack))
             await self._publish(patience, manifest.path, staged)
 
     async def fetch(self, path: str) -> Path:
         """A verified local copy; see the port."""
         checked_path(path)
-        copy = await self._here(lambda: self._cache.get(path), path)
+        copy = await self._disk.run(lambda: self._cache.get(path))
         if copy is not None:
             return copy
 
@@ -100,9 +99,9 @@ class HubStore:
     async def manifest(self, path: str) -> Manifest:
         """The verified manifest alone, of the local copy if there is one; see the port."""
         checked_path(path)
-        copy = await self._here(lambda: self._cache.get(path), path)
+        copy = await self._disk.run(lambda: self._cache.get(path))
         if copy is not None:
-            return await self._here(lambda: read_manifest(copy, path), path)
+            return await self._disk.run(lambda: read_manifest(copy, path))
 
         def download(api: HfApi) -> Manifest:
             with staging(self._cache_dir) as stage:
@@ -125,7 +124,7 @@ class HubStore:
         """Remove an entry, manifest first; see the port. What a crash left there goes too."""
         checked_path(path)
         patience = self._calls.patience(self._timeout_s)
-        await self._here(lambda: self._cache.forget(path), path)
+        await self._disk.run(lambda: self._cache.forget(path))
         there = await self._calls.ask(patience, lambda api: self._listed(api, path))
         parts = ([MANIFEST_NAME], [name for name in there if name != MANIFEST_NAME])
         for names in parts:
@@ -253,20 +252,6 @@ class HubStore:
     def _at(self, path: str) -> str:
         """Where ``path`` of the store lies in the bucket."""
         return f"{self._prefix}{path}"
-
-    async def _here(self, work: Callable[[], T], path: str) -> T:
-        """Work on this machine's disk, off the loop."""
-
-        def translated() -> T:
-            try:
-                return work()
-            except OSError as exc:
-                raise StoreUnavailable(f"{path}: {exc.strerror or exc} in {self._cache_dir}") from exc
-
-        try:
-            return await self._off_loop.run(translated, self._timeout_s)
-        except TimeoutError as exc:
-            raise StoreUnavailable(f"{path}: {self._cache_dir} did not answer in time") from exc
 
 
 def _conflict(path: str) -> StoreConflict:

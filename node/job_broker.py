@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
 from node.broker import Broker, start_broker
 from node.broker_access import BrokerAccess
-from node.broker_config import BrokerOptions
+from node.broker_accounts import Accounts
+from node.broker_config import BrokerOptions, Doors
 from node.identity_file import own_identity
+from node.job_logins import every_guest, read_keys
 from node.nats_bus import NatsBus
 from node.recover import create_or_recover, read_spec
 from node.runs import check_same, located_store, pin_run_off_loop
-from node.settings import Environment
+from node.settings import ENV_BROKER_KEYS, Environment
 from node.stores import create_store, open_store
 from protocol.errors import BusError, OperatorError
 from protocol.runspec import RunSpec
@@ -38,31 +40,30 @@ log = structlog.get_logger("broker")
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where a job's broker listens: on all interfaces, for whoever has the token."""
+    """Where a job's broker listens: on all interfaces, for whoever has a login."""
 
     port: int
     websocket: int | None
 
-    def options(self, token: str) -> BrokerOptions:
-        """nats-server's settings. TLS is the Hub's proxy's part; inside the network group there is none."""
-        extra: dict[str, object] = {"authorization": {"token": token}}
-        if self.websocket is not None:
-            extra["websocket"] = {
-                "host": EVERYWHERE,
-                "port": self.websocket,
-                "no_tls": True,
-                "compression": True,
-            }
-        return BrokerOptions(host=EVERYWHERE, extra=extra)
+    def options(self) -> BrokerOptions:
+        """nats-server's settings. TLS is the Hub's proxy's part; inside the network group there is none, and
+        logins need none: nothing secret is sent."""
+        websocket = None if self.websocket is None else (EVERYWHERE, self.websocket)
+        return BrokerOptions(host=EVERYWHERE, accounts=True, doors=Doors(websocket=websocket))
 
 
-def start_open_broker(environment: Environment, listening: Listening) -> Broker:
-    """A broker that others reach. Raises OperatorError without a token: it would be open to everybody."""
-    if not environment.token:
-        raise OperatorError("GRPO_TOKEN is not set; a broker that others reach needs one")
-    place = environment.places.broker("job")
-    options = listening.options(environment.token)
-    return start_broker(place, port=listening.port, binary=environment.nats_server, options=options)
+def start_open_broker(environment: Environment, listening: Listening, run: str) -> Broker:
+    """A broker that others reach, with an account for each node of ``run`` that jobs may ever be.
+
+    Raises OperatorError without the keys that made their logins.
+    """
+    if not environment.broker_keys:
+        raise OperatorError(f"{ENV_BROKER_KEYS} is not set; `grpo-node jobs up` gives it to the broker's job")
+    place, keys = environment.places.broker("job"), read_keys(environment.broker_keys)
+    Accounts.open(place, keys).admit(every_guest(keys, run))
+    return start_broker(
+        place, port=listening.port, binary=environment.nats_server, options=listening.options()
+    )
 
 
 async def serve(
@@ -76,7 +77,8 @@ async def serve(
         own_identity, environment.places.home / "operator.nk", OPERATOR, environment.identity_seed
     )
     pinned = await _pinned(spec, environment)
-    async with _bus(f"nats://127.0.0.1:{port}", environment.token, spec.name) as bus:
+    access = replace(broker.access, url=f"nats://127.0.0.1:{port}")
+    async with _bus(access, spec.name) as bus:
         await create_or_recover(bus, pinned, identity, environment.places.home / "cache")
         log.info("run_served", run=spec.name, spec=pinned.digest)
         finished = await until(stop, _finished(bus, broker))
@@ -135,8 +137,8 @@ async def _all_gone(bus: NatsBus) -> None:
 
 
 @asynccontextmanager
-async def _bus(url: str, token: str | None, run: str) -> AsyncIterator[NatsBus]:
-    bus = await NatsBus.connect(BrokerAccess(url, token=token), run, node=OPERATOR)
+async def _bus(access: BrokerAccess, run: str) -> AsyncIterator[NatsBus]:
+    bus = await NatsBus.connect(access, run, node=OPERATOR)
     try:
         yield bus
     finally:

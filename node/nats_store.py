@@ -18,6 +18,7 @@ from node.entry_cache import EntryCache
 from node.entry_files import MANIFEST_BYTES_MAX, checked_content, checked_path, is_path, read_manifest
 from node.nats_objects import Content, ObjectInfo, Objects
 from node.off_loop import OffLoop
+from node.own_disk import OwnDisk
 from node.patience import Patience
 from protocol.errors import (
     BackPressure,
@@ -52,25 +53,25 @@ class NatsStore:
         self._objects = objects
         self._cache = cache
         self._timeout_s = timeout_s
-        self._off_loop = off_loop or OffLoop("nats-store")
+        self._disk = OwnDisk(cache.directory, timeout_s, off_loop or OffLoop("nats-store"))
 
     async def publish(self, manifest: Manifest, files: Mapping[str, bytes]) -> None:
         """Write an entry once; see the port."""
-        content = await self._here(lambda: checked_content(manifest, files))
+        content = await self._disk.run(lambda: checked_content(manifest, files))
         await self._repeat(manifest.path, lambda: self._publish(manifest, {**files, MANIFEST_NAME: content}))
 
     async def fetch(self, path: str) -> Path:
         """A verified local copy; see the port."""
         checked_path(path)
-        copy = await self._here(lambda: self._cache.get(path))
+        copy = await self._disk.run(lambda: self._cache.get(path))
         return copy if copy is not None else await self._repeat(path, lambda: self._fetch(path))
 
     async def manifest(self, path: str) -> Manifest:
         """The verified manifest alone, of the local copy if there is one; see the port."""
         checked_path(path)
-        copy = await self._here(lambda: self._cache.get(path))
+        copy = await self._disk.run(lambda: self._cache.get(path))
         if copy is not None:
-            return await self._here(lambda: read_manifest(copy, path))
+            return await self._disk.run(lambda: read_manifest(copy, path))
         return Manifest.from_json(await self._repeat(path, lambda: self._content(path)), path)
 
     async def list(self, prefix: str) -> Sequence[str]:
@@ -81,7 +82,7 @@ class NatsStore:
     async def delete(self, path: str) -> None:
         """Remove an entry, manifest first; see the port. What a crash left there goes too."""
         checked_path(path)
-        await self._here(lambda: self._cache.forget(path))
+        await self._disk.run(lambda: self._cache.forget(path))
         await self._repeat(path, lambda: self._delete(path))
 
     async def _publish(self, manifest: Manifest, contents: Mapping[str, bytes]) -> None:
@@ -148,7 +149,7 @@ class NatsStore:
             for name, data in contents.items():
                 (stage / name).write_bytes(data)
 
-        return await self._here(lambda: self._cache.admit(path, fill))
+        return await self._disk.run(lambda: self._cache.admit(path, fill))
 
     async def _content(self, path: str) -> bytes:
         """The content of the manifest, unread. Raises StoreNotFound, StoreCorrupt."""
@@ -216,20 +217,6 @@ class NatsStore:
         except TimeoutError as exc:
             text = f"{path}: the broker's object store did not answer in {self._timeout_s:g} s"
             raise StoreUnavailable(text) from exc
-
-    async def _here(self, work: Callable[[], T]) -> T:
-        """Work on this machine's disk, off the loop."""
-
-        def translated() -> T:
-            try:
-                return work()
-            except OSError as exc:
-                raise StoreUnavailable(f"this node's copies: {exc.strerror or exc}") from exc
-
-        try:
-            return await self._off_loop.run(translated, self._timeout_s)
-        except TimeoutError as exc:
-            raise StoreUnavailable(f"this node's copies: no answer in {self._timeout_s:g} s") from exc
 
 
 def _translated(path: str, exc: BusError | MessageTooLarge) -> StoreError:

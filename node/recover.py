@@ -23,7 +23,7 @@ from node.run_bus import RunBus, find_run
 from node.runs import RunLost, check_same, create_run
 from node.stores import open_store
 from protocol.codec import decode, encode
-from protocol.errors import OperatorError, StoreCorrupt, StoreNotFound, WrongRevision
+from protocol.errors import DecodeError, OperatorError, StoreCorrupt, StoreNotFound, WrongRevision
 from protocol.identity import Identity
 from protocol.limits import BATCH_WRITES_MAX
 from protocol.manifest import Manifest
@@ -44,13 +44,15 @@ from protocol.subjects import (
 from roles.learner.done import done_write, outcome_of
 from roles.learner.finish import finished_path
 from roles.learner.outstanding import Cursor, task_of
-from roles.learner.update_entry import GENESIS_DIGEST, HEAD_FILE
+from roles.learner.update_entry import GENESIS_DIGEST, head_frame
 from roles.policy.chains import UNCERTAIN, Chains, chains_up_to, committed_chains, outcomes
 from roles.policy.update_paths import counts_by_path, named_update
 
 log = structlog.get_logger()
 
 RUN_FILE = "run.json"
+
+WITHOUT_IT = "try again, or delete that entry to recover without it"
 
 READ_AT_ONCE = 16
 """Manifests that are read side by side."""
@@ -68,6 +70,8 @@ class Recovered:
     """Groups that will be recognised as consumed if somebody still holds them."""
     uncertain: list[str]
     """Uploads that contradict each other: none was taken; a living author commits its own again."""
+    audited: bool
+    """Whether samplers had standings. They lay at the broker alone; verifiers that live say them again."""
 
 
 async def recover_run(bus: RunBus, store: AdapterStore, run: str, identity: Identity) -> Recovered:
@@ -80,11 +84,11 @@ async def recover_run(bus: RunBus, store: AdapterStore, run: str, identity: Iden
     manifests = await _uploads(store, run)
     await bus.create_run(spec)
     chains = await _decided(bus, manifests)
-    frames = {learner: await _head(store, chain) for learner, chain in chains.updates.items() if chain}
-    heads = {learner: decode(frame).expect(Head) for learner, frame in frames.items()}
+    found = {learner: await _head(store, chain[-1]) for learner, chain in chains.updates.items() if chain}
+    heads = {learner: head for learner, (head, _) in found.items()}
     genesis = await _claimed_genesis(store, run, chains)
     await _restore_done(bus, chains)
-    for learner, frame in frames.items():
+    for learner, (_, frame) in found.items():
         await _put_new(bus, Bucket.POLICY, head_key(learner), frame)
         await _put_new(bus, Bucket.RUN, cursor_key(learner), str(_cursor(chains, heads[learner])).encode())
     if genesis:
@@ -99,6 +103,7 @@ async def recover_run(bus: RunBus, store: AdapterStore, run: str, identity: Iden
         groups_trained=sum(head.groups_trained for head in heads.values()),
         groups_recognised=len(chains.consumed),
         uncertain=[manifest.path for manifest in chains.uncertain],
+        audited=spec.audit.rate > 0,
     )
 
 
@@ -157,7 +162,7 @@ async def _manifests(store: AdapterStore, paths: Sequence[str]) -> list[Manifest
         for start in range(0, len(paths), READ_AT_ONCE):
             found += await asyncio.gather(*(read(path) for path in paths[start : start + READ_AT_ONCE]))
     except (StoreCorrupt, StoreNotFound) as exc:
-        raise type(exc)(f"{exc}; try again, or delete that entry to recover without it") from exc
+        raise type(exc)(f"{exc}; {WITHOUT_IT}") from exc
     return [manifest for manifest in found if manifest is not None]
 
 
@@ -171,10 +176,13 @@ async def _decided(bus: Bus, manifests: Sequence[Manifest]) -> Chains:
     return chains_up_to(manifests, **json.loads(entry.value)) if entry is not None else found
 
 
-async def _head(store: AdapterStore, chain: Sequence[Manifest]) -> bytes:
-    """The frame of a learner's newest head, as its author signed it."""
-    directory = await store.fetch(chain[-1].path)
-    return (directory / HEAD_FILE).read_bytes()
+async def _head(store: AdapterStore, newest: Manifest) -> tuple[Head, bytes]:
+    """The head of an update, and its frame as its author signed it. Raises StoreError."""
+    try:
+        frame = await head_frame(store, newest.path)
+        return decode(frame).expect(Head), frame
+    except (StoreCorrupt, DecodeError) as exc:
+        raise StoreCorrupt(f"{newest.path} brings back no head: {exc}; {WITHOUT_IT}") from exc
 
 
 async def _claimed_genesis(store: AdapterStore, run: str, chains: Chains) -> str:

@@ -61,7 +61,8 @@ def imports(run: str, roles: Sequence[str], node: str) -> list[Import]:
     wanted = {*_any_peer(names, node)}
     for role in roles:
         wanted |= {names.event_subject(role, node), *_ROLES[role](names, node)}
-    wanted = {each for each in wanted if not any(each != wider and _covers(wider, each) for wider in wanted)}
+    wide = [each for each in wanted if ".*" in each]
+    wanted = {each for each in wanted if not any(each != wider and _covers(wider, each) for wider in wide)}
     heard = names.announce_subject("*")
     services = [Import(subject, imported(subject, CORE)) for subject in sorted(wanted)]
     return [*services, Import(heard, heard, stream=True)]
@@ -69,8 +70,9 @@ def imports(run: str, roles: Sequence[str], node: str) -> list[Import]:
 
 def _covers(pattern: str, subject: str) -> bool:
     """Whether a subject of as many tokens is ``pattern``'s; no claim may import one twice."""
-    tokens = list(zip(pattern.split("."), subject.split("."), strict=False))
-    return pattern.count(".") == subject.count(".") and all(p in ("*", s) for p, s in tokens)
+    if pattern.count(".") != subject.count("."):
+        return False
+    return all(p in ("*", s) for p, s in zip(pattern.split("."), subject.split("."), strict=True))
 
 
 def _any_peer(names: Names, node: str) -> Iterator[str]:

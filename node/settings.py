@@ -40,9 +40,12 @@ ENV_BEARER = "GRPO_BEARER"
 ENV_BEARER_FILE = "GRPO_BEARER_FILE"
 ENV_NATS_SERVER = "GRPO_NATS_SERVER"
 ENV_IDENTITY = "GRPO_IDENTITY"
+ENV_BROKER_KEYS = "GRPO_BROKER_KEYS"
+"""Keys of a broker with accounts, as its job gets them."""
 ENV_RUN_FILE = "GRPO_RUN_FILE"
 """Text of a run file, as a broker's job gets it; its shell writes it to a file."""
 ENV_JOBS_HUB_TOKEN = "GRPO_JOBS_HF_TOKEN"
+ENV_JOBS_HUB_READ_TOKEN = "GRPO_JOBS_HF_READ_TOKEN"
 ENV_HUB_ENDPOINT = "HF_ENDPOINT"
 
 
@@ -185,6 +188,9 @@ class Environment:
     identity_seed: str | None = field(default=None, repr=False)
     jobs_hub_token: str | None = field(default=None, repr=False)
     """What jobs show to the Hub; absent: the token that launches them."""
+    jobs_hub_read_token: str | None = field(default=None, repr=False)
+    """What jobs show that only read there; absent: what the others show."""
+    broker_keys: str | None = field(default=None, repr=False)
     hub_endpoint: str | None = None
 
 
@@ -209,6 +215,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         join=environ.get(ENV_JOIN),
         identity_seed=environ.get(ENV_IDENTITY),
         jobs_hub_token=environ.get(ENV_JOBS_HUB_TOKEN),
+        jobs_hub_read_token=environ.get(ENV_JOBS_HUB_READ_TOKEN),
+        broker_keys=environ.get(ENV_BROKER_KEYS),
         hub_endpoint=environ.get(ENV_HUB_ENDPOINT),
     )
 
@@ -254,7 +262,7 @@ def prepare_hub(cache: Path) -> None:
 
 def child_environment(additions: Mapping[str, str]) -> dict[str, str]:
     """The environment for a node that this process starts; it has a login and a key of its own."""
-    own = {ENV_CREDENTIALS, ENV_JOIN, ENV_IDENTITY}
+    own = {ENV_CREDENTIALS, ENV_JOIN, ENV_IDENTITY, ENV_BROKER_KEYS}
     ours = {name: value for name, value in os.environ.items() if name not in own}
     return {**ours, **additions}
 

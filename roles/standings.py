@@ -32,6 +32,10 @@ class Standings:
         self._ring = ring
         self._known: dict[str, tuple[Standing, int]] = {}
         """By public key, with the revision."""
+        self._frames: dict[str, bytes] = {}
+        """What was read of each, as its judge signed it, by key at the broker."""
+        self._lost: list[str] = []
+        """Keys that the broker had once and lacked at the last look."""
 
     async def run(self) -> None:
         """Follow the broker for ever."""
@@ -50,8 +54,22 @@ class Standings:
 
     async def read(self) -> None:
         """Read all. Raises BusError. A judgement that is gone with the broker's disk still holds here."""
-        for entry in (await self._ring.bus.list(Bucket.RUN, STANDINGS)).values():
+        found = await self._ring.bus.list(Bucket.RUN, STANDINGS)
+        for entry in found.values():
             self._note(entry)
+        self._lost = [key for key in self._frames if key not in found]
+
+    async def say_again(self) -> None:
+        """Write what the broker lost with its disk, as its judge signed it. Nobody deletes a judgement, so
+        what it lacks it has lost; whatever stands there by now stays. For those who may judge."""
+        lost, self._lost = self._lost, []
+        for key in lost:
+            try:
+                with contextlib.suppress(WrongRevision):
+                    await self._ring.bus.put(Bucket.RUN, key, self._frames[key], expected=0)
+                    self._ring.log.warning("standing_said_again", key=key)
+            except BusError as exc:
+                self._ring.log.warning("standing_unrestored", key=key, error=str(exc) or type(exc).__name__)
 
     def of(self, public_key: str) -> Standing | None:
         """The judgement of a key, or None."""
@@ -100,3 +118,4 @@ class Standings:
         known = self._known.get(standing.public_key)
         if known is None or known[1] != entry.revision:
             self._known[standing.public_key] = (standing, entry.revision)
+            self._frames[entry.key] = entry.value

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from node.cli.jobs_invite import invite
 from node.cli.jobs_options import (
     FlavorOption,
     JobOptions,
@@ -32,6 +33,7 @@ EXIT_STOPPED = 3
 LOG_LINE_MAX = 4000
 
 app = typer.Typer(help="Run a swarm as Hugging Face Jobs.", no_args_is_help=True)
+app.command("invite")(invite)
 
 RunArgument = Annotated[str, typer.Argument(help="Name of the run.")]
 DryRun = Annotated[
@@ -63,6 +65,9 @@ def up(
         list[str] | None, typer.Option(help="hf://…:/where[:ro|:rw] on every job. May be repeated.")
     ] = None,
     templates: Annotated[Path | None, typer.Option(help="Directory of templates: broker.toml…")] = None,
+    new_logins: Annotated[
+        bool, typer.Option("--new-logins", help="Make all logins anew, once no job lives: one was stolen.")
+    ] = False,
     namespace: NamespaceOption = None,
     keep: Annotated[bool, typer.Option("--keep", help="Stay, and start again what dies.")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks with --keep.")] = 30.0,
@@ -80,6 +85,7 @@ def up(
         timeout,
         tuple(mount or ()),
         templates,
+        new_logins,
     )
     environment = read_environment()
     try:
@@ -107,7 +113,7 @@ async def _up(
     options.check()
     hub = await HubJobs.open(environment.hub_endpoint, namespace)
     place = environment.places.jobs(hub.namespace, spec.name)
-    swarm, own = swarm_for(spec, text, hub.namespace, options, place, environment)
+    swarm, own = swarm_for(spec, text, hub.namespace, options, place)
     jobs, price = await _planned(environment, hub, swarm, own, dry_run=dry_run, as_json=as_json)
     if dry_run:
         return
@@ -128,10 +134,12 @@ async def _planned(
     as_json: bool,
 ) -> tuple[JobSwarm, Costs]:
     """The jobs of a swarm, checked against those that live, and their price; a dry run prints what lacks."""
-    from node.job_plan import plan
+    from node.job_plan import HubTokens, plan
     from node.job_swarm import JobSwarm, costs
 
-    requests = plan(swarm, own, environment.jobs_hub_token or hub.token, read_secret)
+    writes = environment.jobs_hub_token or hub.token
+    tokens = HubTokens(writes, environment.jobs_hub_read_token or writes)
+    requests = plan(swarm, own, tokens, read_secret)
     price = costs(list(requests.values()), await hub.hardware())
     jobs = JobSwarm(hub, swarm, requests, say)
     missing = await jobs.missing()
@@ -211,7 +219,7 @@ async def _scale(run: str, options: JobOptions, namespace: str | None, dry_run: 
     place = environment.places.jobs(hub.namespace, run)
     swarm, own = remembered(place, run)
     swarm = options.counted(swarm)
-    own = own.with_seeds(swarm)
+    own = own.for_slots(swarm)
     jobs, price = await _planned(environment, hub, swarm, own, dry_run=dry_run, as_json=False)
     if dry_run:
         return
@@ -254,7 +262,7 @@ def broker(
     set_up_logs("info")
     environment = read_environment()
     spec = read_run_file(file)
-    started = start_open_broker(environment, Listening(port, websocket))
+    started = start_open_broker(environment, Listening(port, websocket), spec.name)
     finished: list[bool] = []
 
     async def main(stop: asyncio.Event) -> None:

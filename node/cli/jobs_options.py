@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from node.job_memory import recall
 from node.job_plan import SwarmSecrets, SwarmSpec
 from node.job_templates import KINDS, JobKind, JobTemplateSpec, read_templates
-from node.settings import Environment
 from protocol.errors import OperatorError
 from protocol.runspec import RunSpec
 from protocol.spec import first_fault
@@ -45,6 +44,8 @@ class JobOptions:
     timeout_h: float | None = None
     mounts: tuple[str, ...] = ()
     templates: Path | None = None
+    new_logins: bool = False
+    """Make the broker's keys, and so all logins, anew; nodes stay who they are."""
 
     def check(self) -> None:
         """Raises OperatorError for what can be told without the Hub."""
@@ -89,18 +90,18 @@ class JobOptions:
 
 
 def swarm_for(
-    spec: RunSpec, text: str, namespace: str, options: JobOptions, place: Path, environment: Environment
+    spec: RunSpec, text: str, namespace: str, options: JobOptions, place: Path
 ) -> tuple[SwarmSpec, SwarmSecrets]:
     """The swarm to bring up: what was brought up before, changed by ``options``, with its secrets.
 
-    ``--templates`` begins anew. GRPO_TOKEN, if it is set, is the broker's token. Raises OperatorError.
+    ``--templates`` begins anew. Raises OperatorError.
     """
     if not re.fullmatch(r"[\w.-]+", namespace):
         raise OperatorError(f"--namespace {namespace!r} is no name on the Hub")
     before = recall(place)
     own = before[1] if before else SwarmSecrets()
-    if environment.token:
-        own = SwarmSecrets(environment.token, own.seeds)
+    if options.new_logins:
+        own = SwarmSecrets(seeds=own.seeds)
     bases = before[0].templates if before and options.templates is None else read_templates(options.templates)
     counts = before[0].counts if before else {}
     swarm = SwarmSpec(
@@ -114,7 +115,7 @@ def swarm_for(
         templates={kind: options.template(kind, bases[kind]) for kind in KINDS},
     )
     swarm = options.counted(swarm)
-    return swarm, own.with_seeds(swarm)
+    return swarm, own.for_slots(swarm)
 
 
 def remembered(place: Path, run: str) -> tuple[SwarmSpec, SwarmSecrets]:

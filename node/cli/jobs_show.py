@@ -69,7 +69,7 @@ def lines(
     counted = sorted(current(jobs).values(), key=lambda job: job.slot)
     live = [job for job in counted if job.live]
     hourly = sum(hardware[job.flavor].usd_per_hour for job in live if job.flavor in hardware)
-    address = next((wss(url) for job in live if job.slot == "broker" for url in job.exposed), None)
+    address = address_of(jobs)
     if as_json:
         found = {"run": run, "jobs": [_object(job) for job in counted], "usd_per_hour": hourly}
         return [json.dumps({**found, "address": address})]
@@ -78,8 +78,16 @@ def lines(
     shown = [_line(job, now or datetime.now(UTC)) for job in counted]
     shown.append(f"{len(live)} of {len(counted)} live, about ${hourly:.2f} an hour")
     if address:
-        shown.append(f"from outside: {address} with the header Authorization: Bearer TOKEN")
+        shown.append(f"from outside: {address}; who joins there: grpo-node jobs invite {run} --role sampler")
     return shown
+
+
+def address_of(jobs: Sequence[Job]) -> str | None:
+    """Where the broker is reached from elsewhere, once its job runs."""
+    from node.job_swarm import current
+
+    broker = current(jobs).get("broker")
+    return next(map(wss, broker.exposed), None) if broker is not None and broker.live else None
 
 
 def wss(url: str) -> str:

@@ -70,6 +70,11 @@ def _lines(run: str, found: Recovered) -> list[str]:
         f"{found.groups_trained} groups trained; {found.groups_recognised} are recognised if they come again",
         "learners issue again what was on its way, those that live at once, others when they start",
     ]
+    if found.audited:
+        lines.append(
+            "standings of samplers lay at the broker alone: verifiers that live say them again, others audit "
+            f"everybody anew; see: grpo-node audit list --run {run}"
+        )
     if found.uncertain:
         uploads = ", ".join(found.uncertain)
         lines.append(

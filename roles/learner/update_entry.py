@@ -9,9 +9,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from protocol.codec import encode
+from protocol.errors import StoreCorrupt
 from protocol.identity import Identity
 from protocol.manifest import EntryKind, Manifest
 from protocol.messages import Head
+from protocol.ports import AdapterStore
 from roles.learner.register import Published
 from roles.policy.chains import PREVIOUS
 from roles.policy.compose import UPDATE_FILE
@@ -64,3 +66,12 @@ def update_entry(
     files[HEAD_FILE] = encode(head, identity)
     named = unnamed.model_copy(update={"path": head.path, "files": Manifest.describe(files)})
     return named.signed(identity), files, head
+
+
+async def head_frame(store: AdapterStore, path: str) -> bytes:
+    """The frame of an update's head, as its author signed it. Raises StoreError: StoreCorrupt for an entry
+    that no learner made, for it has none."""
+    manifest = await store.manifest(path)
+    if HEAD_FILE not in {file.name for file in manifest.files}:
+        raise StoreCorrupt(f"{path}: an update without its {HEAD_FILE}")
+    return (await store.fetch(path) / HEAD_FILE).read_bytes()

@@ -12,7 +12,7 @@ from protocol.messages import Head
 from protocol.ports import AdapterStore, Write
 from protocol.subjects import GENESIS_KEY, Bucket, head_key
 from roles.learner.done import done_again
-from roles.learner.update_entry import HEAD_FILE
+from roles.learner.update_entry import head_frame
 from roles.policy.chains import outcomes
 from roles.ring import Ring
 
@@ -36,7 +36,7 @@ class Witness:
 
     async def _restore(self, head: Head) -> None:
         manifest = await self._store.manifest(head.path)
-        frame = (await self._store.fetch(head.path) / HEAD_FILE).read_bytes()
+        frame = await head_frame(self._store, head.path)
         key = head_key(head.learner)
         stands = await self._ring.bus.get(Bucket.POLICY, key)
         writes, taken = await done_again(self._ring.bus, head.learner, head.count, outcomes(manifest))

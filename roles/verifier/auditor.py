@@ -97,10 +97,11 @@ class PolicyAuditor:
         """Groups that were chosen but whose policy the store does not have any more."""
 
     async def run(self) -> None:
-        """Learn of genesis, then follow judgements for ever."""
+        """Learn of genesis, then follow judgements for ever, and say again those that a broker lost."""
         await self._policies.start()
         self._ready = True
-        await self._standings.run()
+        async for _ in self._standings.watch():
+            await self._standings.say_again()
 
     def refusal(self, public_key: str) -> str | None:
         """Why nothing signed by a key is used, or None."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from node.settings import read_environment
+from tests.e2e.machine import Machine
 
 RUN_FILE = """
 name = "sorting"
@@ -40,61 +38,12 @@ problems = 0
 url = "store"
 """
 
-COMMAND = (sys.executable, "-m", "node")
-
-
-class Machine:
-    """A directory to run commands in, and what still runs there."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        models = read_environment().places.models
-        models.mkdir(parents=True, exist_ok=True)
-        (directory / "home").mkdir()
-        (directory / "home" / "models").symlink_to(models)
-        self.environ = {**os.environ, "GRPO_HOME": str(directory / "home")}
-        self.running: list[subprocess.Popen[str]] = []
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        with (self.directory / f"{len(self.running)}.log").open("w") as log:
-            process = subprocess.Popen(
-                [*COMMAND, *arguments],
-                cwd=self.directory,
-                env=self.environ,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        self.running.append(process)
-        return process
-
-    def run(self, *arguments: str) -> str:
-        command = [*COMMAND, *arguments]
-        done = subprocess.run(
-            command,
-            cwd=self.directory,
-            env=self.environ,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def logs(self) -> str:
-        return "\n".join(path.read_text()[-1500:] for path in sorted(self.directory.glob("*.log")))
-
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
     made = Machine(tmp_path)
     yield made
-    for process in made.running:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+    made.close()
 
 
 def status_until(machine: Machine, holds: Callable[[Any], bool], seconds: float = 90.0) -> Any:

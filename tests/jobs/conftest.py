@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from huggingface_hub import close_session
 
-from node.cli.main import main
 from node.hub_jobs import THREADS
 from node.job_plan import SwarmSpec
 from node.job_templates import TEMPLATES
 from node.runs import read_run_file
+from tests.command import Command, command
 from tests.jobs.standin import TOKEN, StandIn
 
 RUN_FILE = """
@@ -28,26 +27,6 @@ template = "{prompt}"
 [store]
 url = "hf://buckets/alice/grpo"
 """
-
-
-@dataclass
-class Said:
-    """What a command said, and how it ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def line(self) -> str:
-        """The one line that a mistake is answered with."""
-        lines = [line for line in self.err.splitlines() if line.startswith("grpo-node: ")]
-        assert len(lines) == 1, self.err
-        assert "Traceback" not in self.err
-        return lines[0]
-
-
-Command = Callable[..., Said]
 
 
 @pytest.fixture
@@ -84,7 +63,7 @@ def swarm(run_file: Path) -> SwarmSpec:
 @pytest.fixture
 def here(hub: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine that is logged in to the stand-in and has launched nothing yet."""
-    for name in ("GRPO_TOKEN", "GRPO_IDENTITY", "GRPO_JOBS_HF_TOKEN"):
+    for name in ("GRPO_BROKER_KEYS", "GRPO_IDENTITY", "GRPO_JOBS_HF_TOKEN", "GRPO_JOBS_HF_READ_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GRPO_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
@@ -95,18 +74,9 @@ def here(hub: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def jobs(here: Path, capfd: pytest.CaptureFixture[str]) -> Command:
-    """``grpo-node jobs …`` in this process."""
-
-    def run(*arguments: str) -> Said:
-        code = 0
-        try:
-            main(["jobs", *arguments])
-        except SystemExit as exc:
-            code = int(exc.code or 0)
-        out, err = capfd.readouterr()
-        return Said(code, out, err)
-
-    return run
+    """``grpo-node jobs …``."""
+    run = command(capfd)
+    return lambda *arguments: run("jobs", *arguments)
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 
 from node.hub_jobs import HubJobs
 from node.job_keeper import JobKeeper
-from node.job_plan import SwarmSecrets, SwarmSpec, plan
+from node.job_plan import HubTokens, SwarmSecrets, SwarmSpec, plan
 from node.job_swarm import JobSwarm
 from protocol.errors import OperatorError
-from tests.jobs.conftest import Command
+from tests.command import Command
 from tests.jobs.standin import TOKEN, Fault, StandIn
 
 EVERY_S = 0.05
@@ -24,8 +24,8 @@ class Kept:
     def __init__(self, hub: StandIn, swarm: SwarmSpec) -> None:
         self.hub = hub
         self.said: list[str] = []
-        client = HubJobs(hub.url, TOKEN, "alice", pause_s=0.01, call_s=5.0)
-        requests = plan(swarm, SwarmSecrets(), TOKEN, lambda _name: None)
+        client = HubJobs(hub.url, TOKEN, "alice", pause_s=0.01, call_s=5.0, patience_s=0.5)
+        requests = plan(swarm, SwarmSecrets(), HubTokens(TOKEN, TOKEN), lambda _name: None)
         self._jobs = JobSwarm(client, swarm, requests, self.said.append)
         self._keeper = JobKeeper(client, self._jobs, swarm.run, self.said.append)
         self._incidents: list[Callable[[], object] | None] = []
@@ -105,7 +105,7 @@ async def test_hub_that_fails_for_a_while_is_asked_again(hub: StandIn, swarm: Sw
     kept = Kept(hub, swarm)
 
     def storm() -> None:
-        hub.faults.append(Fault("POST /api/jobs/alice$", says="storm", count=6))
+        hub.faults.append(Fault("POST /api/jobs/alice$", says="storm", count=8))
         hub.end("sampler-1", "ERROR")
 
     everybody = ("verifier-1", "sampler-1", "learner-1", "broker")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.conftest import RUN_FILE, Command
+from tests.command import Command
+from tests.jobs.conftest import RUN_FILE
 from tests.jobs.standin import Fault, StandIn
 
 
@@ -33,7 +34,10 @@ from tests.jobs.standin import Fault, StandIn
         (["scale", "sums", "--samplers", "2"], "use: grpo-node jobs up RUNFILE"),
         (["logs", "sums", "learner-1"], "run sums has no job learner-1 in alice; there are: none"),
         (["logs", "sums", "--follow"], "--follow follows one job"),
-        (["broker", "run.toml"], "GRPO_TOKEN is not set"),
+        (["broker", "run.toml"], "GRPO_BROKER_KEYS is not set"),
+        (["invite", "sums", "--role", "trainer"], "roles are learner, sampler, verifier"),
+        (["invite", "sums", "--role", "sampler"], "use: grpo-node jobs up RUNFILE"),
+        (["invite", "sums", "--role", "sampler", "--number", "21"], "--number"),
         (["start"], "start"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from node.job_templates import KINDS, TEMPLATES, read_templates
-from tests.jobs.conftest import Command
+from tests.command import Command
 from tests.jobs.standin import StandIn
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "hf_jobs"

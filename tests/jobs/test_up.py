@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from node.invitation import Invitation
 from protocol.identity import Identity
-from tests.jobs.conftest import RUN_FILE, Command
+from tests.command import Command
+from tests.jobs.conftest import RUN_FILE
 from tests.jobs.standin import FLAVORS, TOKEN, StandIn
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -21,8 +23,7 @@ INSTALL = "/grpo/grpo_node-0.1.0-py3-none-any.whl[ws]"
 
 
 def without_what_changes(body: Body) -> Body:
-    """A request with its secrets, the mark of its token and the digest of its settings struck out."""
-    assert set(body["secrets"]) == {"GRPO_TOKEN", "GRPO_IDENTITY", "HF_TOKEN"}
+    """A request with its secrets, the mark of its keys and the digest of its settings struck out."""
     return body | {
         "secrets": dict.fromkeys(body["secrets"], "***"),
         "labels": body["labels"] | {"grpo-key": "***", "grpo-spec": "SPEC"},
@@ -65,19 +66,40 @@ def test_secrets_go_along_as_secrets_and_nowhere_else(hub: StandIn, up: Command,
     dry, said = up("--dry-run"), up(*TWO_SAMPLERS)
     secrets = {value for body in hub.bodies for value in body["secrets"].values()}
     assert TOKEN in secrets
-    assert len(secrets) == 2 + len(ALL)  # one token for the Hub, one for the broker, a key for each node
+    # A token for the Hub, the broker's keys, a key for each node, and a login for each but the broker.
+    assert len(secrets) == 1 + 1 + len(ALL) + len(ALL) - 1
     rest = json.dumps([{k: v for k, v in body.items() if k != "secrets"} for body in hub.bodies])
     spoken = dry.out + dry.err + said.out + said.err + rest
     assert not [secret for secret in secrets if secret in spoken]
     kept = here / "home" / "jobs" / "alice" / "sums.json"
     assert kept.stat().st_mode & 0o077 == 0
     assert TOKEN not in kept.read_text()
+    assert kept.with_suffix(".creds").stat().st_mode & 0o077 == 0
+
+
+def test_each_job_gets_a_login_of_its_own_role_and_name_and_no_other(hub: StandIn, up: Command):
+    up(*TWO_SAMPLERS)
+    given = {body["labels"]["grpo-slot"]: body["secrets"] for body in hub.bodies}
+    assert given.pop("broker").keys() == {"GRPO_BROKER_KEYS", "GRPO_IDENTITY", "HF_TOKEN"}
+    for slot, secrets in given.items():
+        assert secrets.keys() == {"GRPO_JOIN", "GRPO_IDENTITY", "HF_TOKEN"}
+        invitation = Invitation.parse(secrets["GRPO_JOIN"])
+        assert (invitation.nodes, invitation.roles) == ((slot,), (slot.rpartition("-")[0],))
 
 
 def test_jobs_may_show_the_hub_another_token(hub: StandIn, up: Command, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("GRPO_JOBS_HF_TOKEN", "hf_reads_one_bucket")
+    monkeypatch.setenv("GRPO_JOBS_HF_TOKEN", "hf_writes_one_bucket")
     up()
-    assert {body["secrets"]["HF_TOKEN"] for body in hub.bodies} == {"hf_reads_one_bucket"}
+    assert {body["secrets"]["HF_TOKEN"] for body in hub.bodies} == {"hf_writes_one_bucket"}
+
+
+def test_jobs_that_only_read_may_have_a_token_that_only_reads(
+    hub: StandIn, up: Command, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("GRPO_JOBS_HF_READ_TOKEN", "hf_reads")
+    up()
+    shown = {body["labels"]["grpo-slot"]: body["secrets"]["HF_TOKEN"] for body in hub.bodies}
+    assert shown == {"broker": TOKEN, "learner-1": TOKEN, "sampler-1": "hf_reads", "verifier-1": "hf_reads"}
 
 
 def test_up_again_starts_nothing(hub: StandIn, up: Command):
@@ -140,6 +162,31 @@ def test_status_shows_slots_costs_and_the_way_in(hub: StandIn, up: Command, jobs
     shown = jobs("status", "sums").out
     assert "4 of 5 live, about $2.04 an hour" in shown
     assert "\x1b" not in shown
+
+
+def test_stolen_logins_are_made_anew_and_nodes_stay_who_they_are(hub: StandIn, up: Command, jobs: Command):
+    up()
+    assert "with secrets that this machine does not have" in up("--new-logins").line
+    jobs("down", "sums")
+    assert up("--new-logins").code == 0
+    first, again = hub.bodies[:4], hub.bodies[4:]
+    for before, after in zip(first, again, strict=True):
+        assert before["secrets"]["GRPO_IDENTITY"] == after["secrets"]["GRPO_IDENTITY"]
+        for login in {"GRPO_JOIN", "GRPO_BROKER_KEYS"} & before["secrets"].keys():
+            assert before["secrets"][login] != after["secrets"][login]
+    assert up().code == 0
+    assert hub.created() == 8
+
+
+def test_a_machine_elsewhere_gets_one_line_for_one_role(hub: StandIn, up: Command, jobs: Command):
+    up()
+    words = [jobs("invite", "sums", "--role", "sampler", *more).out for more in ((), ("--number", "2"))]
+    invited = [Invitation.parse(word.removeprefix("grpo-node --join ").strip()) for word in words]
+    assert [each.nodes for each in invited] == [("sampler-guest-1",), ("sampler-guest-2",)]
+    assert {each.roles for each in invited} == {("sampler",)}
+    assert invited[0].url == json.loads(jobs("status", "sums", "--json").out)["address"]
+    hub.end("broker", "ERROR")
+    assert "the broker of sums has no address yet" in jobs("invite", "sums", "--role", "sampler").line
 
 
 def test_logs_are_those_of_the_job_that_counts(hub: StandIn, up: Command, jobs: Command):

@@ -14,6 +14,7 @@ from protocol.errors import OperatorError, StoreCorrupt
 from protocol.manifest import MANIFEST_NAME, EntryKind
 from protocol.subjects import GENESIS_KEY, Bucket, done_key
 from roles.learner.commit import Resumed
+from roles.policy.chains import PREVIOUS
 from roles.policy.compose import factors_digest
 from tests.build import an_identity
 from tests.ground import Ground, running
@@ -88,6 +89,27 @@ async def test_an_update_that_cannot_be_read_is_not_passed_over(tmp_path: Path):
     ground.bucket.entries["test/updates/learner-1/1-broken"] = {MANIFEST_NAME: b"{"}
     with pytest.raises(StoreCorrupt, match="try again, or delete that entry to recover without it"):
         await recovered(ground)
+
+
+@in_virtual_time
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [({}, "an update without its head.bin"), ({"head.bin": b"no frame"}, "a frame of 8 bytes")],
+)
+async def test_an_update_that_brings_back_no_head_is_one_line(
+    tmp_path: Path, files: dict[str, bytes], why: str
+):
+    ground = await a_run(tmp_path)
+    (second,) = [path for path in ground.bucket.entries if path.startswith("test/updates/learner-1/2-")]
+    path, fields = "test/updates/learner-1/3-aaaa", {"author": "learner-1", "count": 3}
+    extra = {PREVIOUS: second}
+    await ground.publish(path, EntryKind.UPDATE, files, groups=("learner-1.9",), extra=extra, **fields)
+    with pytest.raises(StoreCorrupt, match=f"{path} brings back no head.*{why}.*delete that entry") as told:
+        await recovered(ground)
+    assert "\n" not in str(told.value)
+    del ground.bucket.entries[path]
+    found, _ = await recovered(ground)
+    assert found.learners == {"learner-1": 2}
 
 
 @in_virtual_time

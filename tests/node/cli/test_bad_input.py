@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from node.cli.main import main
 from node.settings import read_environment
+from tests.command import command
 
 RUN_FILE = """
 name = "sums"
@@ -43,15 +43,14 @@ def fails(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("GRPO_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments: str) -> str:
-        with pytest.raises(SystemExit) as caught:
-            main(list(arguments))
-        assert caught.value.code == 2
-        lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("grpo-node:")]
-        assert len(lines) == 1
-        return lines[0]
+    run = command(capfd)
 
-    return run
+    def failed(*arguments: str) -> str:
+        said = run(*arguments)
+        assert said.code == 2
+        return said.line
+
+    return failed
 
 
 @pytest.fixture

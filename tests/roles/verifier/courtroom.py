@@ -117,7 +117,9 @@ class Courtroom:
         return cls(ground, await ground.claim_genesis())
 
     def sampler(self, node: str, engine: type[FakeEngine] = FakeEngine) -> FakeEngine:
-        """Let a sampler in."""
+        """Let a sampler in, also one that was thrown out before."""
+        if node in self.work:
+            self.work[f"{node} before"] = self.work[node]
         shapes = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
         made = engine(shapes, self.ground.clock, vocab_size=VOCABULARY, seconds_per_token=0.01)
         ring = self.ground.ring(node, role="sampler")

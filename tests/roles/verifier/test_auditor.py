@@ -158,8 +158,7 @@ async def test_a_person_sees_the_evidence_and_lifts_the_quarantine(tmp_path: Pat
     court.verifier("verifier-1")
     court.sampler("sampler-1", Forger)
     await court.groups(40)
-    standings = Standings(court.ground.ring("operator"))
-    await standings.read()
+    standings = await standings_of(court)
     lines = "\n".join(standing_lines(standing_of(standings, "sampler-1")))
     assert "sampler-1 is quarantined by verifier-1" in lines
     assert "evidence in nats: logprobs" in lines
@@ -178,6 +177,42 @@ async def test_a_person_sees_the_evidence_and_lifts_the_quarantine(tmp_path: Pat
     with pytest.raises(OperatorError, match="no verifier judged nobody; judged: sampler-1"):
         standing_of(standings, "nobody")
     await court.end()
+
+
+@in_virtual_time
+async def test_a_broker_that_lost_its_disk_is_told_again_who_is_quarantined(tmp_path: Path):
+    court = await Courtroom.at(tmp_path)
+    for name in ("verifier-1", "verifier-2"):
+        court.verifier(name)
+    court.sampler("sampler-1", Forger)
+    await court.groups(40)
+    key = standing_key(an_identity("sampler-1").public_key)
+    held = court.ground.run.buckets[Bucket.RUN].get(key)
+    assert held is not None
+    await court.ground.clock.sleep(4.0)
+    court.ground.broker.lose_disk()
+    await court.ground.clock.sleep(4.0)  # nothing is said to a broker that does not know the run
+    court.ground.broker.create(court.ground.spec, 1000)
+    await court.ground.claim_genesis()
+    await court.ground.clock.sleep(4.0)
+    again = court.ground.run.buckets[Bucket.RUN].get(key)
+    assert again is not None
+    assert again.value == held.value, "as its judge signed it"
+    court.sampler("sampler-1", Forger)
+    await court.ground.clock.sleep(4.0)
+    assert court.work["sampler-1"].done(), "thrown out before its first group"
+    await lift(await standings_of(court), "sampler-1", "operator")
+    await court.ground.clock.sleep(10.0)
+    standing = court.standing("sampler-1")
+    assert standing is not None
+    assert standing.judgement is Judgement.LIFTED, "what stands is not written over"
+    await court.end()
+
+
+async def standings_of(court: Courtroom) -> Standings:
+    standings = Standings(court.ground.ring("operator"))
+    await standings.read()
+    return standings
 
 
 @in_virtual_time
