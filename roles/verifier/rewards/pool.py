@@ -25,7 +25,7 @@ from roles.verifier.rewards.reward import Item, Score
 from roles.verifier.rewards.template_process import TemplateProcess
 from roles.verifier.rewards.worker_process import WorkerDied, WorkerProcess
 
-PATIENCE_S = 0.02
+PATIENCE_S = 0.05
 """Honest scoring takes milliseconds; what takes more processor time than this counts as slow and gives up its
 turn. It is also what a hanging answer takes away from the others, and bounds what one in a hundred costs."""
 
