@@ -23,6 +23,10 @@ OURS = ("protocol", "roles", "node")
 MAY_CATCH_ALL = {
     "roles/verifier/rewards/code_driver.py": "runs the program under test, which may raise anything",
     "roles/verifier/rewards/latex.py": "the parser raises bare Exception on text that it cannot read",
+    "roles/tasks/environment.py": "an environment may raise anything while it is opened",
+    "roles/tasks/environment_rows.py": "an environment may raise anything while it gives tasks",
+    "roles/turns/functions.py": "a module of a tool may raise anything while it is imported",
+    "roles/turns/tool_host.py": "a tool may raise anything, and the model is told",
     "node/runtime.py": "turns the crash of a role into a log line and an exit status",
     "node/cli/main.py": "hands whatever ended the process to node/runtime.py:explain",
     "node/cli/show.py": "the same, for commands that show progress",
@@ -61,7 +65,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "hf_xet": ("node/hub_*.py",),
     "httpx2": ("node/hub_*.py", "roles/sampler/vllm_*.py"),
     "huggingface_hub": ("node/hub_*.py", "node/models.py"),
-    "jinja2": ("roles/tasks/prompts.py",),
+    "jinja2": ("roles/tasks/prompts.py", "roles/turns/dialogue.py"),
     "latex2sympy2_extended": ("roles/verifier/rewards/*.py",),
     "math_verify": ("roles/verifier/rewards/*.py",),
     "matplotlib": ("node/plot.py",),
@@ -81,6 +85,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "torch": _TORCH,
     "transformers": _TORCH,
     "typer": ("node/cli/*.py",),
+    "verifiers": ("roles/tasks/environment.py", "roles/verifier/rewards/environment.py"),
     "vllm": ("roles/sampler/vllm_*.py",),
 }
 """Which shipped files may import what: a dependency stays behind its port."""
