@@ -135,7 +135,8 @@ class Rollout(Message):
         """Which tokens the policy sampled, shape [T]; only those are trained on and audited."""
         if self.loss_mask is None:
             return np.ones(len(self.token_ids), np.bool_)
-        return self.loss_mask != 0
+        chosen: NDArray[np.bool_] = self.loss_mask != 0
+        return chosen
 
 
 class RolloutGroup(Message):

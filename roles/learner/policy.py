@@ -40,7 +40,8 @@ class Sample:
         """Which tokens the loss is about, shape [T]; the others are context, like the prompt."""
         if self.loss_mask is None:
             return np.ones(len(self.token_ids), np.bool_)
-        return self.loss_mask != 0
+        chosen: NDArray[np.bool_] = self.loss_mask != 0
+        return chosen
 
     @property
     def trained_tokens(self) -> int:

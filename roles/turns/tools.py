@@ -112,7 +112,8 @@ class ToolProcess:
         await self._start()
         assert self._writer is not None, "it was started"
         number = next(self._numbers)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
         asked = {"id": number, "name": call.name, "arguments": call.arguments}
         try:
             self._writer.write(json.dumps(asked).encode() + b"\n")

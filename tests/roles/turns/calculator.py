@@ -15,7 +15,7 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role[0] }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>a\n{% endif %}"
 )
-STEPS = 220
+STEPS = 300
 BATCH = 12
 DIGITS = 5
 

@@ -37,6 +37,8 @@ from tests.engine_rigs import some_factors
 from tests.roles.turns.calculator import a_tokenizer, asked, save_calculator
 from tests.roles.turns.chat import END, encoded, rendered
 
+pytestmark = pytest.mark.slow  # trains the model that it samples from
+
 LORA = LoraSpec(rank=4, alpha=8)
 PARAMS = SamplingParams(max_new_tokens=150, temperature=0.9)
 TOOLS = ToolsSpec(functions=("tests.roles.turns.chat:add",), turns_max=3)
@@ -80,7 +82,7 @@ def sampled(model_dir: Path) -> tuple[Task, tuple[Rollout, ...], Factors]:
         tools = await ToolProcess.open(TOOLS)
         try:
             async with an_engine(model_dir) as engine:
-                factors = some_factors(engine.shapes, size=0.02)
+                factors = some_factors(engine.shapes, size=0.01)
                 await engine.load_policy("p", factors, newest=True)
                 request = SampleRequest(PROMPT, ROLLOUTS, PARAMS, 7, "p", 600.0)
                 group = await Conversations(tools, DIALOGUE).sample(
@@ -99,10 +101,12 @@ def test_the_model_calls_its_tool_and_goes_on(sampled):
     assert len(rollouts) == ROLLOUTS
     turns = [len([span for span in spans_of(rollout.sampled) if span.sampled]) for rollout in rollouts]
     assert max(turns) >= 2, "else the other tests here say nothing"
-    called = next(rollout for rollout in rollouts if rollout.loss_mask is not None)
-    first, reply, second, *_ = messages_of(called, DIALOGUE)
-    assert first["tool_calls"][0]["function"]["name"] == "add"
-    assert (reply["role"], reply["tool_call_id"], second["role"]) == ("tool", "call_0", "assistant")
+    called = [messages_of(rollout, DIALOGUE) for rollout in rollouts if rollout.loss_mask is not None]
+    names = {said[0]["tool_calls"][0]["function"]["name"] for said in called}
+    assert "add" in names, "some calls are well formed"
+    for first, reply, second, *_ in called:
+        assert reply["tool_call_id"] == first["tool_calls"][0]["id"] == "call_0"
+        assert [message["role"] for message in (first, reply, second)] == ["assistant", "tool", "assistant"]
 
 
 def test_structure_checks_find_nothing_wrong(sampled):
@@ -120,7 +124,7 @@ def test_ids_are_those_of_the_whole_conversation_by_the_chat_template(sampled):
         for span in spans_of(rollout.sampled):
             ids = rollout.token_ids[span.tokens]
             if span.sampled:
-                text = TOKENIZER.decode(ids.tolist(), skip_special_tokens=True)
+                text = DIALOGUE.text(ids.tolist())
                 messages.append({"role": "assistant", "content": text})
             else:
                 messages.append({"role": "tool", "content": (DIALOGUE.replies_in(ids, 1) or ["?"])[0]})

@@ -70,7 +70,7 @@ def start() -> str:
     return subprocess.run(["/bin/echo", "started"], capture_output=True, text=True, check=True).stdout
 
 
-def untyped(a) -> str:  # type: ignore[no-untyped-def]
+def untyped(a) -> str:
     """A parameter that nobody can describe."""
     return str(a)
 

@@ -1,8 +1,10 @@
-"""The ``verifiers:`` reward: what an environment's own tasks say, of one turn and of conversations with tools."""
+"""The ``verifiers:`` reward: what an environment's own tasks say, of one turn and of conversations."""
 
 from __future__ import annotations
 
+import functools
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,10 @@ pytest.importorskip(
     "verifiers.v1", reason="the verifiers library is not installed: pip install '.[verifiers]'"
 )
 
+pytestmark = (
+    pytest.mark.slow
+)  # the library takes seconds to import, in each process that opens an environment
+
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,6 +39,7 @@ def a_reward(name: str, **fields: Any) -> RewardSpec:
     return RewardSpec(name=f"verifiers:{name}", **({"timeout_s": 20.0} | fields))
 
 
+@functools.cache
 def rows_of(name: str, rows_max: int | None = None) -> list[Row]:
     spec = TasksSpec(source=f"verifiers:{name}", held_out=1, rows_max=rows_max)
     tasks = open_tasks(spec, 0, Path.cwd())
@@ -60,8 +67,8 @@ async def test_rewards_are_summed_by_the_tasks_own_weights_and_then_by_the_runs(
 
 
 async def test_each_row_is_scored_by_the_task_it_was_read_from():
-    rows = rows_of("sums")
-    found = [(await scored([an_item(row, "4")], a_reward("sums")))[0].reward for row in rows]
+    async with Scorer([a_reward("sums")], workers=1) as scorer:
+        found = [(await scorer.score([an_item(row, "4")]))[0].reward for row in rows_of("sums")]
     assert found == pytest.approx([0.25, 0.25, 1.25, 0.25, 0.25])
 
 
@@ -129,13 +136,16 @@ __all__ = ["Tasks"]
 """
 
 
-async def test_an_environment_is_opened_with_its_operators_rights_and_scores_without(
-    tmp_path, monkeypatch, free_port
-):
+async def test_an_environment_is_opened_with_its_operators_rights_and_scores_without(tmp_path, monkeypatch):
     package, secret = tmp_path / "package", tmp_path / "secret.txt"
     package.mkdir()
     secret.write_text("mine")
-    (package / "evil_env.py").write_text(EVIL.format(secret=str(secret), port=free_port))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        await evil(package, secret, server.getsockname()[1], monkeypatch)
+
+
+async def evil(package: Path, secret: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    (package / "evil_env.py").write_text(EVIL.format(secret=str(secret), port=port))
     monkeypatch.syspath_prepend(str(package))
     row = rows_of("evil-env")[0]
     items = [an_item(row, text) for text in ("fine", "file", "network", "hang")]
