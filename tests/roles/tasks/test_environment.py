@@ -20,9 +20,8 @@ pytest.importorskip(
     "verifiers.v1", reason="the verifiers library is not installed: pip install '.[verifiers]'"
 )
 
-pytestmark = (
-    pytest.mark.slow
-)  # the library takes seconds to import, in each process that opens an environment
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+"""The library takes seconds to import, in each process that opens an environment."""
 
 
 @pytest.fixture(autouse=True)
