@@ -14,7 +14,8 @@ from urllib.parse import unquote, urlsplit
 
 from protocol.errors import OperatorError, one_line
 from protocol.runspec import RunSpec
-from roles.verifier.rewards.registry import refuse_foreign
+from roles.tasks.environment import environment_module
+from roles.verifier.rewards.registry import refuse_module, user_modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +24,15 @@ class Consent:
 
     guest: bool = False
     modules: tuple[str, ...] = ()
-    """Modules that rewards may be imported from."""
+    """Modules that rewards, tools and environments may be imported from."""
     paths: tuple[Path, ...] = ()
     """Directories that a run may name, for guests."""
 
     def check(self, spec: RunSpec, roles: tuple[str, ...], base_dir: Path) -> None:
         """Raise OperatorError on the first thing that ``spec`` wants and nobody allowed; opens nothing."""
-        if "verifier" in roles:
-            refuse_foreign(spec.rewards, self.modules)
+        for role in roles:
+            for module, what in modules_of(spec, role).items():
+                refuse_module(module, self.modules, what, role)
         if not self.guest:
             return
         self._check_path("model.ref", _local(spec.model.ref, base_dir))
@@ -49,6 +51,19 @@ class Consent:
                 f"this run's owner wants {setting} {_shown(str(path))} of this machine; if that is meant so, "
                 "allow it with: --allow-path DIRECTORY"
             )
+
+
+def modules_of(spec: RunSpec, role: str) -> dict[str, str]:
+    """Modules that a run imports on a node of this role, and what they are to it."""
+    wanted: dict[str, str] = {}
+    kind, _, name = spec.tasks.source.partition(":")
+    if role in {"learner", "verifier"} and kind == "verifiers":
+        wanted[environment_module(name)] = "the task set"
+    if role == "verifier":
+        wanted |= dict.fromkeys(user_modules(spec.rewards), "a reward")
+    if role == "sampler" and spec.tools:
+        wanted |= dict.fromkeys((name.partition(":")[0] for name in spec.tools.functions), "a tool")
+    return wanted
 
 
 def _local(ref: str, base_dir: Path) -> Path | None:

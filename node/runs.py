@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from node.models import LocalModel, load_tokenizer, pinned, resolve_model, weight_names
+from node.models import LocalModel, load_tokenizer, pinned, resolve_model, stop_token_ids, weight_names
 from node.run_bus import RunBus, find_run
 from node.stores import create_store, open_store, store_place
 from protocol.codec import encode
@@ -22,6 +22,8 @@ from roles.policy.update_paths import counts_by_path
 from roles.tasks.open import open_tasks
 from roles.tasks.prompts import PromptBuilder
 from roles.tasks.taskset import TaskSet
+from roles.turns.dialogue import Dialogue
+from roles.turns.tools import describe
 from roles.verifier.rewards.registry import open_reward
 
 
@@ -45,11 +47,13 @@ def read_run_file(path: Path) -> RunSpec:
 
 
 def pin_run(spec: RunSpec, models: Path, *, checked: bool = False) -> RunSpec:
-    """Fix what may differ between machines: model digests, task-set digest, the store's full path.
+    """Fix what may differ between machines: model digests, task-set digest, tools, the store's full path.
 
     Reads model files and the whole task set. With ``checked`` it also finds now what every node would
     find later, which loads the tokenizer. Raises OperatorError for whatever cannot be used.
     """
+    if spec.tools is not None:
+        spec = spec.model_copy(update={"tools": asyncio.run(describe(spec.tools))})
     model = resolve_model(spec.model, models)
     tasks = open_tasks(spec.tasks, spec.seed, Path.cwd())
     store = located_store(spec.store)
@@ -73,7 +77,10 @@ def located_store(store: StoreSpec) -> StoreSpec:
 
 def _check(spec: RunSpec, model: LocalModel, tasks: TaskSet) -> None:
     """Refuse prompts that do not fit, and rewards and LoRA targets that do not exist."""
-    prompts = PromptBuilder(load_tokenizer(model.directory), spec.tasks)
+    tokenizer = load_tokenizer(model.directory)
+    prompts = PromptBuilder(tokenizer, spec.tasks, spec.tools)
+    if spec.tools is not None:
+        Dialogue(tokenizer, stop_token_ids(model.directory, tokenizer), spec.tools.turns_max)
     limit = spec.sampling.max_new_tokens
     prompts.select(tasks.train[:CHECKED_ROWS], context_tokens=model.context_tokens, max_new_tokens=limit)
     for reward in spec.rewards:

@@ -15,6 +15,7 @@ import structlog
 from node.broker import Broker, start_broker
 from node.broker_access import BrokerAccess
 from node.children import Child, kill, last_words, send, start_child, stop_children
+from node.consent import modules_of
 from node.identity_file import load_or_create_identity
 from node.nats_bus import NatsBus
 from node.progress import Progress
@@ -25,7 +26,6 @@ from protocol.errors import DecodeError, OperatorError
 from protocol.messages import Event, Head
 from protocol.runspec import RunSpec
 from protocol.subjects import Bucket
-from roles.verifier.rewards.registry import user_modules
 
 RESTARTS_MAX = 5
 """Restarts of one peer that keeps dying before the swarm gives up."""
@@ -91,8 +91,8 @@ class Swarm:
         command += peer.options
         for role in peer.roles:
             command += ["--role", role]
-        if "verifier" in peer.roles:  # whoever starts a run here chose its rewards
-            for module in user_modules(self.spec.rewards):
+        for role in peer.roles:  # whoever starts a run here chose its rewards and tools
+            for module in modules_of(self.spec, role):
                 command += ["--allow-module", module]
         environ = child_environment({ENV_TOKEN: self.broker.token, ENV_HOME: str(self._home)})
         log = self._directory / "logs" / f"{peer.name}.log"

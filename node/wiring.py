@@ -35,10 +35,13 @@ from protocol.runspec import RunSpec
 from roles.learner.learner import Learner
 from roles.ring import Ring
 from roles.sampler.sampler import Sampler
+from roles.sampler.turns import Conversations
 from roles.standings import Standings
 from roles.tasks.open import describe_skipped, open_tasks
 from roles.tasks.prompts import Prompt, PromptBuilder
 from roles.tasks.taskset import Split, TaskSet
+from roles.turns.dialogue import Dialogue
+from roles.turns.tools import ToolProcess
 from roles.verifier.auditor import PolicyAuditor
 from roles.verifier.checks import Rules
 from roles.verifier.rewards.scorer import Scorer
@@ -143,13 +146,24 @@ async def build_sampler(ground: Ground) -> Part:
     spec, settings = ground.spec, ground.settings
     tokenizer = await asyncio.to_thread(load_tokenizer, ground.model.directory)
     eos_ids = stop_token_ids(ground.model.directory, tokenizer)
+    dialogue = Dialogue(tokenizer, eos_ids, spec.tools.turns_max) if spec.tools else None
+    tools = await ToolProcess.open(spec.tools) if spec.tools else None
     engine = await open_engine(spec, settings, ground.model, eos_ids, ground.home)
     offload = ThreadOffload("sampler")
-    sampler = Sampler(ground.ring("sampler"), ground.store, engine, offload, drain_s=settings.grace_s)
+    sampler = Sampler(
+        ground.ring("sampler"),
+        ground.store,
+        engine,
+        offload,
+        drain_s=settings.grace_s,
+        conversations=Conversations(tools, dialogue) if tools and dialogue else None,
+    )
 
     async def close() -> None:
         await engine.close()
         await offload.close()
+        if tools:
+            await tools.close()
 
     return Part("sampler", sampler.run, lambda: sampler.clock, lambda: sampler.busy, close)
 
@@ -159,11 +173,13 @@ async def build_verifier(ground: Ground) -> Part:
     spec, settings = ground.spec, ground.settings
     tasks, prompts = await asyncio.to_thread(_open_prompts, ground)
     tokenizer = await asyncio.to_thread(load_tokenizer, ground.model.directory)
+    eos_ids = stop_token_ids(ground.model.directory, tokenizer)
     rules = Rules(
-        eos_ids=frozenset(stop_token_ids(ground.model.directory, tokenizer)),
+        eos_ids=frozenset(eos_ids),
         vocab_size=ground.model.vocab_size,
         tasks=tasks,
-        prompt_of=lambda row: prompts.token_ids(row.prompt).tolist(),
+        prompt_of=lambda row: prompts.token_ids(row.prompt, row.system_prompt).tolist(),
+        dialogue=Dialogue(tokenizer, eos_ids, spec.tools.turns_max) if spec.tools else None,
     )
     scorer = Scorer(spec.rewards, workers=settings.threads or 1)
     await scorer.open()
@@ -212,7 +228,7 @@ _SPLITS: tuple[Split, ...] = ("train", "held_out")
 def _open_prompts(ground: Ground) -> tuple[TaskSet, PromptBuilder]:
     """The run's rows and how they become token ids. Slow: off the loop."""
     tasks = open_tasks(ground.spec.tasks, ground.spec.seed, Path.cwd())
-    return tasks, PromptBuilder(load_tokenizer(ground.model.directory), ground.spec.tasks)
+    return tasks, PromptBuilder(load_tokenizer(ground.model.directory), ground.spec.tasks, ground.spec.tools)
 
 
 def _select(ground: Ground, tasks: TaskSet, prompts: PromptBuilder, split: Split) -> Sequence[Prompt]:

@@ -15,7 +15,7 @@ BODY_BYTES_MAX = 512 << 10
 """Largest JSON body in a frame; arrays are outside it. Raising it lets a peer cost more parsing."""
 
 ARRAYS_MAX = 4096
-"""Arrays in one frame; a group of the largest size has 513. All their lengths fit an envelope."""
+"""Arrays in one frame; a group of the largest size has 769. All their lengths fit an envelope."""
 
 COUNT_MAX = (1 << 53) - 1
 """Largest count in a message: exact in float64 and in every JSON reader, so arithmetic cannot overflow."""

@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationInfo
 
 from protocol.arrays import ByteArray, FloatArray, IntArray
@@ -121,10 +122,21 @@ class Rollout(Message):
 
     index: Annotated[int, Field(ge=0, lt=GROUP_SIZE_MAX)]
     token_ids: IntArray
-    """Sampled tokens, shape [T]."""
+    """All tokens after the prompt, shape [T]: what was sampled, and between turns what tools replied."""
     sampler_logprobs: FloatArray
-    """Log-probability of each token under the distribution it was sampled from, shape [T]."""
+    """Log-probability of each token under the distribution it was sampled from, shape [T]; else 0."""
     finish: FinishReason
+    loss_mask: Annotated[ByteArray | None, Field(exclude_if=lambda mask: mask is None)] = None
+    """1 where the policy sampled the token, 0 where a tool's reply and its frame stand, shape [T]. None, not
+    written at all: every token was sampled."""
+
+    @property
+    def sampled(self) -> NDArray[np.bool_]:
+        """Which tokens the policy sampled, shape [T]; only those are trained on and audited."""
+        if self.loss_mask is None:
+            return np.ones(len(self.token_ids), np.bool_)
+        chosen: NDArray[np.bool_] = self.loss_mask != 0
+        return chosen
 
 
 class RolloutGroup(Message):

@@ -45,6 +45,9 @@ class StructureFault(StrEnum):
     LENGTH_WITHOUT_LIMIT = "length_without_limit"
     CLOCK_UNKNOWN = "clock_unknown"
     SAMPLER_MISMATCH = "sampler_mismatch"
+    MASK_UNEXPECTED = "mask_unexpected"
+    TURN_MALFORMED = "turn_malformed"
+    REPLY_MALFORMED = "reply_malformed"
 
 
 class Judgement(StrEnum):

@@ -23,6 +23,7 @@ from protocol.limits import (
 )
 from protocol.presets import UnknownPreset, with_numbers
 from protocol.spec import Count, CountOrZero, Name, NonNegative, Positive, Seed, Spec, first_fault
+from protocol.tools_spec import ToolsSpec
 
 UpdateDtype = Literal["float32", "bfloat16"]
 Modules = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
@@ -77,7 +78,7 @@ class TasksSpec(Spec):
 
     source: str
     """``builtin:sort-digits``, a ``.jsonl`` file, ``hf:<dataset>[/<config>][@<revision>]`` (or ``hf:`` and a
-    local path) or ``reasoning-gym:<dataset>[,…]``."""
+    local path), ``reasoning-gym:<dataset>[,…]`` or ``verifiers:<environment>``."""
     split: str = "train"
     prompt_column: str = "prompt"
     answer_column: str = "answer"
@@ -100,8 +101,7 @@ class RewardSpec(Spec):
     """One reward function and its weight."""
 
     name: Annotated[str, Field(min_length=1)]
-    """``exact``, ``math``, ``code``, ``reasoning-gym:<dataset>[,…]``, or ``module:function`` for one's
-    own (docs/rewards.md)."""
+    """One of docs/rewards.md, such as ``math`` or ``verifiers:<environment>``, or ``module:function``."""
     weight: float = 1.0
     timeout_s: Positive = 5.0
     memory_bytes_max: Count = 2 << 30
@@ -272,11 +272,11 @@ class RunSpec(Spec):
     store: StoreSpec
     eval: EvalSpec = EvalSpec()
     audit: AuditSpec = AuditSpec()
+    tools: Annotated[ToolsSpec | None, Field(exclude_if=lambda tools: tools is None)] = None
 
     @model_validator(mode="after")
     def _rewards_are_distinct(self) -> Self:
-        names = [reward.name for reward in self.rewards]
-        if len(set(names)) != len(names):
+        if len({reward.name for reward in self.rewards}) != len(self.rewards):
             raise ValueError("each reward may be listed once")
         return self
 

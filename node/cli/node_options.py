@@ -48,7 +48,9 @@ VllmAdaptersOption = Annotated[
 GraceOption = Annotated[float, typer.Option(help="Seconds to finish work in hand when stopped.")]
 AllowModuleOption = Annotated[
     list[str] | None,
-    typer.Option(help="A verifier may import this Python module for a run's own reward. May be repeated."),
+    typer.Option(
+        help="This node may import this module for a run: a reward, tool or environment. May be repeated."
+    ),
 ]
 WaitOption = Annotated[
     bool, typer.Option("--wait", help="Wait for a run that the broker does not have (yet).")

@@ -43,6 +43,7 @@ def make_batch(candidates: Sequence[Candidate], loss: LossSpec, clock: VectorClo
                     truncated=rollout.finish is FinishReason.LENGTH,
                     temperature=candidate.task.params.temperature,
                     on_policy=candidate.group.clock == clock,
+                    loss_mask=rollout.loss_mask,
                 )
             )
     ages = [version - candidate.version for candidate in candidates]
@@ -74,9 +75,9 @@ def _reward_metrics(candidates: Sequence[Candidate]) -> dict[str, float]:
 
 
 def _length_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    lengths = [len(sample.token_ids) for sample in samples]
+    lengths = [sample.trained_tokens for sample in samples]
     whole = [len(sample.prompt_token_ids) + len(sample.token_ids) for sample in samples]
-    ended = [len(sample.token_ids) for sample in samples if not sample.truncated]
+    ended = [sample.trained_tokens for sample in samples if not sample.truncated]
     terminated = {"completions/mean_terminated_length": fmean(ended)} if ended else {}
     return terminated | {
         "sample/tokens_mean": fmean(whole),

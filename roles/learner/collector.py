@@ -150,6 +150,12 @@ def _rollout_fault(rollout: Rollout) -> str | None:
     if len(rollout.token_ids) != len(rollout.sampler_logprobs) or not len(rollout.token_ids):
         tokens, logprobs = len(rollout.token_ids), len(rollout.sampler_logprobs)
         return f"rollout {rollout.index}: {tokens} tokens, {logprobs} log-probabilities"
+    if rollout.loss_mask is not None and len(rollout.loss_mask) != len(rollout.token_ids):
+        return (
+            f"rollout {rollout.index}: a mask of {len(rollout.loss_mask)} for {len(rollout.token_ids)} tokens"
+        )
+    if not rollout.sampled.any():
+        return f"rollout {rollout.index}: no token that was sampled"
     if not np.isfinite(rollout.sampler_logprobs).all():
         return f"rollout {rollout.index}: a log-probability is not finite"
     return None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from roles.learner.policy import Sample, State, StepResult
+from roles.learner.policy import Sample, State, StepResult, uneven
 from roles.policy.compose import Factors, fault
 
 MOMENTUM = 0.9
@@ -87,8 +87,10 @@ class FakePolicy:
 def _check(sample: Sample) -> None:
     if not len(sample.prompt_token_ids):
         raise ValueError("a sample without a prompt")
-    if not 0 < len(sample.token_ids) == len(sample.sampler_logprobs):
-        raise ValueError(f"{len(sample.token_ids)} tokens, {len(sample.sampler_logprobs)} log-probabilities")
+    if reason := uneven(sample):
+        raise ValueError(reason)
+    if not sample.trained_tokens:
+        raise ValueError("a sample without a token to train on")
     if not np.isfinite(sample.sampler_logprobs).all() or sample.sampler_logprobs.max() > LOGPROB_ROUNDING:
         raise ValueError("log-probabilities are finite and at most 0")
     if not np.isfinite(sample.advantage) or not sample.temperature > 0:

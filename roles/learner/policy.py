@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.arrays import FloatArray, IntArray
+from protocol.arrays import ByteArray, FloatArray, IntArray
 from roles.policy.compose import Factors
 
 
@@ -26,12 +26,37 @@ class Sample:
     token_ids: IntArray
     """Shape [T]; the last one is EOS unless ``truncated``."""
     sampler_logprobs: FloatArray
-    """Shape [T]."""
+    """Shape [T]; nothing where ``loss_mask`` is 0."""
     advantage: float
     truncated: bool
     temperature: float
     on_policy: bool = False
     """Sampled under exactly the learner's policy, so that its importance ratio must be 1."""
+    loss_mask: ByteArray | None = None
+    """1 where the policy sampled the token, 0 where a tool replied, shape [T]; None: all were sampled."""
+
+    @property
+    def trained(self) -> NDArray[np.bool_]:
+        """Which tokens the loss is about, shape [T]; the others are context, like the prompt."""
+        if self.loss_mask is None:
+            return np.ones(len(self.token_ids), np.bool_)
+        chosen: NDArray[np.bool_] = self.loss_mask != 0
+        return chosen
+
+    @property
+    def trained_tokens(self) -> int:
+        """How many those are."""
+        return int(self.trained.sum())
+
+
+def uneven(sample: Sample) -> str | None:
+    """Why a sample's arrays are not of one length, or None."""
+    tokens, logprobs = len(sample.token_ids), len(sample.sampler_logprobs)
+    if tokens != logprobs:
+        return f"{tokens} tokens with {logprobs} log-probabilities"
+    if sample.loss_mask is not None and len(sample.loss_mask) != tokens:
+        return f"{tokens} tokens with a mask of {len(sample.loss_mask)}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@
                 ├─▶ model without its head ─▶ hidden states that predict a completion token ─▶ head, in chunks
     padded rows ┘
 
-Shape legend: B rows, T padded length, N completion tokens of all rows one after the other, H hidden size,
-V vocabulary.
+Shape legend: B rows, T padded length, N completion tokens of all rows one after the other (less those that a
+``loss_mask`` masks), H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -68,13 +68,14 @@ class PaddedRows:
             token_ids[row, : prompts[row]] = sample.prompt_token_ids
             token_ids[row, prompts[row] : end] = sample.token_ids
             attention[row, :end] = 1
+        trained = np.concatenate([sample.trained for sample in samples])
         arrays = (
             token_ids,
             attention,
-            np.repeat(np.arange(len(samples)), lengths),
-            np.concatenate([np.arange(n) + p - 1 for p, n in zip(prompts, lengths, strict=True)]),
-            np.concatenate([np.asarray(sample.token_ids, np.int64) for sample in samples]),
-            np.repeat(np.array([sample.temperature for sample in samples], np.float32), lengths),
+            np.repeat(np.arange(len(samples)), lengths)[trained],
+            np.concatenate([np.arange(n) + p - 1 for p, n in zip(prompts, lengths, strict=True)])[trained],
+            np.concatenate([np.asarray(sample.token_ids, np.int64) for sample in samples])[trained],
+            np.repeat(np.array([sample.temperature for sample in samples], np.float32), lengths)[trained],
         )
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))
 

@@ -1,6 +1,7 @@
 """A packed row: prompts with their completions one after the other, as the model takes them.
 
-Shape legend: L tokens of the row, N completion tokens of all its samples, one sample after the other.
+Shape legend: L tokens of the row, N completion tokens of all its samples, one sample after the other. Where a
+sample has a ``loss_mask``, the tokens that it masks are in the row, and not among the N.
 """
 
 from __future__ import annotations
@@ -50,13 +51,16 @@ class PackedRow:
             layout.add([samples[index] for index in part.samples])
         order = tuple(index for part in parts for index in part.samples)
         lengths = [len(samples[index].token_ids) for index in order]
+        trained = np.concatenate([samples[index].trained for index in order])
         arrays = (
             np.concatenate(layout.token_ids)[None],
             np.concatenate(layout.position_ids)[None],
-            np.repeat(np.arange(len(order)), lengths),
-            np.concatenate(layout.places),
-            np.concatenate([np.asarray(samples[index].token_ids, np.int64) for index in order]),
-            np.repeat(np.array([samples[index].temperature for index in order], np.float32), lengths),
+            np.repeat(np.arange(len(order)), lengths)[trained],
+            np.concatenate(layout.places)[trained],
+            np.concatenate([np.asarray(samples[index].token_ids, np.int64) for index in order])[trained],
+            np.repeat(np.array([samples[index].temperature for index in order], np.float32), lengths)[
+                trained
+            ],
         )
         ids, positions, rows, places, targets, temperatures = (
             torch.from_numpy(array).to(device) for array in arrays

@@ -20,7 +20,7 @@ from peft import PeftModel
 from torch import Tensor
 
 from protocol.runspec import RunSpec
-from roles.learner.policy import Sample, State, StepResult
+from roles.learner.policy import Sample, State, StepResult, uneven
 from roles.learner.schedule import learning_rate
 from roles.learner.torch_adapter import causal_model, genesis_factors, open_adapter
 from roles.learner.torch_flops import Amount, Work, pairs_of, peak, speed_metrics
@@ -134,10 +134,10 @@ class TorchPolicy:
         """One optimizer step over all ``samples``; ``update`` (from 0) sets the learning rate.
 
         A step without anything to train on, or whose gradient is not finite, changes nothing at all.
-        Raises ValueError on a sample whose ids and log-probabilities differ in number.
+        Raises ValueError on a sample whose ids, log-probabilities and mask differ in number.
         """
         counted, trained = self._divide(samples)
-        totals = StepTotals(sum(len(s.token_ids) for s in counted), len(counted))
+        totals = StepTotals(sum(s.trained_tokens for s in counted), len(counted))
         rate = learning_rate(self._spec.learner, update)
         metrics = {"learning_rate": rate, "batch/samples_per_step": float(len(samples))}
         if not trained:
@@ -158,12 +158,10 @@ class TorchPolicy:
     def _divide(self, samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
         """Samples that the loss divides by, and those of them that can have a gradient."""
         for sample in samples:
-            if len(sample.token_ids) != len(sample.sampler_logprobs):
-                raise ValueError(
-                    f"{len(sample.token_ids)} tokens with {len(sample.sampler_logprobs)} log-probabilities"
-                )
+            if reason := uneven(sample):
+                raise ValueError(reason)
         loss = self._spec.loss
-        counted = [s for s in samples if len(s.token_ids) and not (loss.mask_truncated and s.truncated)]
+        counted = [s for s in samples if s.trained_tokens and not (loss.mask_truncated and s.truncated)]
         all_teach = loss.kl_beta > 0 or loss.entropy_coef > 0
         teaching = [s for s in counted if s.advantage != 0]
         return counted, counted if all_teach else teaching
@@ -210,7 +208,9 @@ class TorchPolicy:
         scores = score(causal_model(model), rows, entropy_gradient=self._spec.loss.entropy_coef > 0)
         return TokenBatch(
             learner_logprobs=scores.logprobs,
-            sampler_logprobs=_tensor(np.concatenate([s.sampler_logprobs for s in samples]), device),
+            sampler_logprobs=_tensor(
+                np.concatenate([s.sampler_logprobs[s.trained] for s in samples]), device
+            ),
             rows=rows.rows,
             advantages=_tensor(np.array([s.advantage for s in samples]), device),
             entropy=scores.entropy,

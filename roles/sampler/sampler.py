@@ -27,6 +27,7 @@ from roles.policy.policies import Policies, PolicyVersion
 from roles.ring import Ring, cancelled, until
 from roles.sampler.conscience import Conscience
 from roles.sampler.engine import Engine, Sampled, SampleRequest
+from roles.sampler.turns import Conversations
 
 WHOLE_ENOUGH = 2
 """Rollouts below which a group that missed its deadline goes back to the queue."""
@@ -41,11 +42,19 @@ class Sampler:
     """One sampler of a run."""
 
     def __init__(
-        self, ring: Ring, store: AdapterStore, engine: Engine, offload: Offload, drain_s: float = 30.0
+        self,
+        ring: Ring,
+        store: AdapterStore,
+        engine: Engine,
+        offload: Offload,
+        drain_s: float = 30.0,
+        conversations: Conversations | None = None,
     ) -> None:
-        """``drain_s`` is how long a stop waits for groups in hand before it hands them back."""
+        """``drain_s`` is how long a stop waits for groups in hand before it hands them back. With
+        ``conversations``, rollouts have turns."""
         self._ring = ring
         self._engine = engine
+        self._conversations = conversations
         self._drain_s = drain_s
         self._policies = Policies(ring, store, offload)
         self._follower = PolicyFollower(ring, self._policies, self._on_policy)
@@ -127,7 +136,19 @@ class Sampler:
         if task.pinned:
             return await self._sample_pinned(task)
         await self._catch_up(task)
+        if self._conversations is not None:
+            return await self._sample_turns(task, self._conversations)
         return await self._engine.sample(_request(task, None))
+
+    async def _sample_turns(self, task: Task, conversations: Conversations) -> Sampled:
+        """All turns under the policy that is newest now, unless it becomes too old between two of them."""
+        name = self._newest
+        if name is None:
+            raise EngineError("no policy is loaded")
+        async with self._kept(name):
+            return await conversations.sample(
+                self._engine, _request(task, name), self._ring.clock, lambda: name in self._versions
+            )
 
     async def _catch_up(self, task: Task) -> None:
         """Wait for a newer policy only if the present one is certain to be too old for the learner."""
@@ -150,7 +171,10 @@ class Sampler:
         policy = await self._policies.at(task.clock)
         async with self._pinned(policy):
             await self._engine.load_policy(policy.name, policy.factors, newest=False)
-            return await self._engine.sample(_request(task, policy.name))
+            request = _request(task, policy.name)
+            if self._conversations is not None:
+                return await self._conversations.sample(self._engine, request, self._ring.clock, _always)
+            return await self._engine.sample(request)
 
     async def _on_policy(self, policy: PolicyVersion) -> None:
         """A newer policy is whole: new rollouts start under it from now on."""
@@ -188,12 +212,17 @@ class Sampler:
     async def _pinned(self, policy: PolicyVersion) -> AsyncIterator[None]:
         """Keep a policy resident while the body runs."""
         self._clocks[policy.name] = policy.clock
-        self._pins[policy.name] = self._pins.get(policy.name, 0) + 1
+        async with self._kept(policy.name):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _kept(self, name: str) -> AsyncIterator[None]:
+        self._pins[name] = self._pins.get(name, 0) + 1
         try:
             yield
         finally:
-            self._pins[policy.name] -= 1
-            await self._retire(policy.name)
+            self._pins[name] -= 1
+            await self._retire(name)
 
     async def _retire(self, name: str) -> None:
         """Unload a policy that nobody will start under again."""
@@ -222,6 +251,10 @@ class Sampler:
             generation_s=sampled.generation_s,
             pinned=task.pinned,
         )
+
+
+def _always() -> bool:
+    return True
 
 
 def _request(task: Task, policy: str | None) -> SampleRequest:

@@ -13,11 +13,14 @@ import structlog
 
 from protocol.errors import OperatorError
 from protocol.runspec import TasksSpec
-from roles.tasks import hf_dataset, jsonl, reasoning_gym, sort_digits
+from roles.tasks import environment_rows, hf_dataset, jsonl, reasoning_gym, sort_digits
 from roles.tasks.taskset import Row, Skipped, TaskSet
 
 SORT_DIGITS = "builtin:sort-digits"
-FORMS = f"{SORT_DIGITS}, <file>.jsonl, hf:<dataset>[/<config>] or reasoning-gym:<dataset>"
+FORMS = (
+    f"{SORT_DIGITS}, <file>.jsonl, hf:<dataset>[/<config>], reasoning-gym:<dataset> "
+    "or verifiers:<environment>"
+)
 
 log = structlog.get_logger()
 
@@ -63,12 +66,13 @@ def describe_skipped(skipped: Sequence[Skipped], shown: int = 3) -> str:
 
 
 def rows_digest(train: Sequence[Row], held_out: Sequence[Row]) -> str:
-    """sha256 over prompts and answers of all rows in order, and over where the split is."""
+    """sha256 over prompts (and system prompts of their own) and answers in order, and where the split is."""
     digest = hashlib.sha256()
     for split in (held_out, train):
         digest.update(f"{len(split)}\n".encode())
         for row in split:
-            digest.update(json.dumps([row.prompt, row.answer]).encode())
+            own = [] if row.system_prompt is None else [row.system_prompt]
+            digest.update(json.dumps([row.prompt, row.answer, *own]).encode())
     return digest.hexdigest()
 
 
@@ -82,7 +86,10 @@ def _read(spec: TasksSpec, seed: int, base_dir: Path) -> Iterable[Row | Skipped]
         return hf_dataset.read(name, spec, base_dir)
     if scheme == "reasoning-gym" and name:
         return reasoning_gym.read(name, spec, seed)
-    near = get_close_matches(spec.source, [SORT_DIGITS, f"hf:{name}", f"reasoning-gym:{name}"], n=1)
+    if scheme == "verifiers" and name:
+        return environment_rows.read(name, spec)
+    known = [SORT_DIGITS, *(f"{kind}:{name}" for kind in ("hf", "reasoning-gym", "verifiers"))]
+    near = get_close_matches(spec.source, known, n=1)
     hint = f"did you mean {near[0]}? " if near and name else ""
     raise OperatorError(f"tasks.source {spec.source!r} is no task set; {hint}write {FORMS}")
 

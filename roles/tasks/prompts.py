@@ -5,6 +5,7 @@ Names in shapes: P tokens of one prompt.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from string import Formatter
@@ -16,6 +17,7 @@ import numpy as np
 from protocol.arrays import IntArray
 from protocol.errors import OperatorError, one_line
 from protocol.runspec import TasksSpec
+from protocol.tools_spec import ToolsSpec
 from roles.tasks.taskset import Row, Skipped
 
 
@@ -37,7 +39,12 @@ class Tokenizer(Protocol):
         ...
 
     def apply_chat_template(
-        self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
+        self,
+        conversation: list[dict[str, str]],
+        *,
+        tools: list[Any] | None,
+        tokenize: bool,
+        add_generation_prompt: bool,
     ) -> Any:
         """The text of a conversation (``tokenize`` False)."""
         ...
@@ -64,13 +71,16 @@ class PromptBuilder:
     """Renders prompts as the run's TasksSpec says.
 
     Without ``tasks.template``, the chat template makes a user message of the prompt, after the system
-    prompt if there is one, and opens the assistant's turn. Raises OperatorError at once if that cannot
-    work with this tokenizer.
+    prompt if there is one, and opens the assistant's turn; it also says which ``tools`` there are. Raises
+    OperatorError at once if that cannot work with this tokenizer.
     """
 
-    def __init__(self, tokenizer: Tokenizer, spec: TasksSpec) -> None:
+    def __init__(self, tokenizer: Tokenizer, spec: TasksSpec, tools: ToolsSpec | None = None) -> None:
         self._tokenizer = tokenizer
         self._spec = spec
+        self._tools = json.loads(tools.schemas) if tools and tools.schemas else None
+        if tools and spec.template is not None:
+            raise OperatorError("the chat template tells the model of tools: leave tasks.template out")
         if spec.template is not None and spec.system_prompt is not None:
             raise OperatorError(
                 "tasks.system_prompt belongs to the chat template: put it into tasks.template"
@@ -82,19 +92,21 @@ class PromptBuilder:
         self._adds_bos = _adds_bos(tokenizer)
         self.render("0")
 
-    def render(self, prompt: str) -> str:
+    def render(self, prompt: str, system_prompt: str | None = None) -> str:
         """The whole text that the model continues."""
         if self._spec.template is None:
-            return self._render_chat(prompt)
+            return self._render_chat(prompt, system_prompt or self._spec.system_prompt)
+        if system_prompt is not None:
+            raise OperatorError("tasks with system prompts of their own need the chat template")
         return self._spec.template.format(prompt=prompt)
 
-    def token_ids(self, prompt: str) -> IntArray:
-        """Shape [P], with one BOS if the model wants one.
+    def token_ids(self, prompt: str, system_prompt: str | None = None) -> IntArray:
+        """Shape [P], with one BOS if the model wants one. ``system_prompt`` is the row's own.
 
         A chat template writes all special tokens itself. With ``tasks.template`` the tokenizer's own BOS
         is added unless the text already begins with it. No EOS is ever appended.
         """
-        ids = self._tokenizer.encode(self.render(prompt), add_special_tokens=False)
+        ids = self._tokenizer.encode(self.render(prompt, system_prompt), add_special_tokens=False)
         bos = self._tokenizer.bos_token_id
         if self._spec.template is not None and self._adds_bos and ids[:1] != [bos]:
             ids = [bos, *ids]
@@ -115,7 +127,7 @@ class PromptBuilder:
         prompts: list[Prompt] = []
         skipped: list[Skipped] = []
         for index, row in enumerate(rows):
-            token_ids = self.token_ids(row.prompt)
+            token_ids = self.token_ids(row.prompt, row.system_prompt)
             reason = self._unfit(len(token_ids), room)
             if reason is None:
                 prompts.append(Prompt(index, token_ids))
@@ -134,12 +146,14 @@ class PromptBuilder:
             return f"prompt has {tokens} tokens, the context has room for {room} besides max_new_tokens"
         return None
 
-    def _render_chat(self, prompt: str) -> str:
+    def _render_chat(self, prompt: str, system_prompt: str | None) -> str:
         messages = [{"role": "user", "content": prompt}]
-        if self._spec.system_prompt is not None:
-            messages.insert(0, {"role": "system", "content": self._spec.system_prompt})
+        if system_prompt is not None:
+            messages.insert(0, {"role": "system", "content": system_prompt})
         try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = self._tokenizer.apply_chat_template(
+                messages, tools=self._tools, tokenize=False, add_generation_prompt=True
+            )
         except jinja2.TemplateError as exc:
             raise OperatorError(f"the model's chat template refuses the prompt: {exc}") from exc
         return str(text)

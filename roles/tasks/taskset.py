@@ -21,6 +21,8 @@ class Row:
     answer: str
     origin: str
     metadata: dict[str, Any] = field(default_factory=dict)
+    system_prompt: str | None = None
+    """This problem's own, instead of the run's."""
 
 
 @dataclass(frozen=True, slots=True)

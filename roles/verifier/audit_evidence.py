@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from protocol.arrays import FloatArray
 from protocol.audit_spec import ToleranceSpec
 from protocol.messages import Rollout, RolloutGroup, Task
-from roles.streams import rollout_stream
+from roles.streams import turn_draws
+from roles.turns.spans import turn_lengths
 from roles.verifier.audit_agreement import differences, exceeded, seed_distance
 from roles.verifier.audit_copies import Copies
-from roles.verifier.audit_facts import TokenFacts, standardized_surprise
+from roles.verifier.audit_facts import Numbers, TokenFacts, standardized_surprise
 from roles.verifier.audit_stream import Evidence
 
 SEED_DRAWS = 1 << 12
@@ -41,11 +43,14 @@ def evidence_of(
     copies: Copies,
     rng: np.random.Generator,
 ) -> Evidence:
-    """What the audit of ``rollouts`` says; ``rng`` breaks ties between equally probable tokens."""
-    numbers = differences([rollout.sampler_logprobs for rollout in rollouts], facts)
+    """What the audit of ``rollouts`` says; ``rng`` breaks ties between equally probable tokens.
+
+    ``facts`` are those of sampled tokens only.
+    """
+    numbers = differences([claimed_logprobs(rollout) for rollout in rollouts], facts)
     if tolerance.seed is not None:
-        drawn = [rollout_stream(task.seed, rollout.index).random(SEED_DRAWS) for rollout in rollouts]
-        numbers["seed"] = seed_distance(drawn, [_beginning(one) for one in facts])
+        drawn = [_drawn(task, rollout) for rollout in rollouts]
+        numbers["seed"] = seed_distance(drawn, [one.of(slice(SEED_DRAWS)) for one in facts])
     flags = exceeded(numbers, tolerance)
     numbers["surprise"] = standardized_surprise(list(facts))
     numbers["tokens"] = float(sum(len(one) for one in facts))
@@ -61,8 +66,12 @@ def evidence_of(
     )
 
 
-def _beginning(facts: TokenFacts) -> TokenFacts:
-    some = slice(SEED_DRAWS)
-    return TokenFacts(
-        *(getattr(facts, name)[..., some] for name in TokenFacts.__slots__),
-    )
+def claimed_logprobs(rollout: Rollout) -> FloatArray:
+    """What the sampler says of the tokens that it sampled."""
+    claimed: FloatArray = rollout.sampler_logprobs[rollout.sampled]
+    return claimed
+
+
+def _drawn(task: Task, rollout: Rollout) -> Numbers:
+    """What an honest sampler draws the first tokens with, one turn after the other."""
+    return turn_draws(task.seed, rollout.index, turn_lengths(rollout.sampled))[:SEED_DRAWS]

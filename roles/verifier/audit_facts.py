@@ -61,6 +61,10 @@ class TokenFacts:
         """T."""
         return len(self.logprobs)
 
+    def of(self, chosen: NDArray[np.bool_] | slice) -> TokenFacts:
+        """The facts of some of its tokens."""
+        return TokenFacts(*(getattr(self, name)[..., chosen] for name in TokenFacts.__slots__))
+
 
 def standardized_surprise(facts: list[TokenFacts]) -> float:
     """Mean of (-log p - H) over all tokens, in its standard errors: near N(0, 1) for tokens sampled from p.

@@ -32,7 +32,7 @@ from roles.ring import Ring
 from roles.standings import Standings
 from roles.verifier.audit_agreement import differences, tolerance_of
 from roles.verifier.audit_copies import Copies
-from roles.verifier.audit_evidence import chosen_rollouts, evidence_of
+from roles.verifier.audit_evidence import chosen_rollouts, claimed_logprobs, evidence_of
 from roles.verifier.audit_facts import TokenFacts
 from roles.verifier.audit_stream import Chosen, Evidence, Stream, faults_of
 
@@ -178,12 +178,14 @@ class PolicyAuditor:
             return None
 
     async def _facts(self, policy: PolicyVersion, task: Task, rollouts: list[Rollout]) -> list[TokenFacts]:
+        """Facts of the tokens that were sampled; what tools replied is context like the prompt."""
         completions = [rollout.token_ids for rollout in rollouts]
-        return await self._offload(
+        facts = await self._offload(
             lambda: self._recompute.facts(
                 policy.name, policy.factors, task.prompt_token_ids, completions, task.params
             )
         )
+        return [one.of(rollout.sampled) for one, rollout in zip(facts, rollouts, strict=True)]
 
     async def _judge(
         self,
@@ -205,7 +207,7 @@ class PolicyAuditor:
 
     async def _diagnosis(self, group: RolloutGroup, task: Task, rollouts: list[Rollout]) -> str:
         """Which other policy of this run a sampler reports the log-probabilities of, if any."""
-        claimed = [rollout.sampler_logprobs for rollout in rollouts[:2]]
+        claimed = [claimed_logprobs(rollout) for rollout in rollouts[:2]]
         best, least = "", np.inf
         own = None
         for name, clock in {"": group.clock, **_older(group.clock)}.items():

@@ -14,6 +14,8 @@ import numpy as np
 from protocol.messages import FinishReason, Rollout, RolloutGroup, Task
 from protocol.reasons import StructureFault
 from roles.tasks.taskset import Row, TaskSet
+from roles.turns.dialogue import Dialogue
+from roles.verifier.turn_checks import Fault, ends_of_turns, mask_fault, turns_fault
 
 LOGPROB_ROUNDING = 1e-5
 """How far above 0 a log-probability may lie: a logit minus its logsumexp in fp32 is off by a few ulps,
@@ -26,8 +28,6 @@ different moments. Without the check a sampler could drop the rollouts it does n
 PARTIAL_MIN = 2
 """Rollouts that a partial training group needs: one alone has no baseline."""
 
-Fault = tuple[StructureFault, str]
-
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -39,6 +39,8 @@ class Rules:
     tasks: TaskSet
     prompt_of: Callable[[Row], Sequence[int]] | None = None
     """Token ids of a row's prompt as this node derives them; None leaves the prompt unchecked."""
+    dialogue: Dialogue | None = None
+    """How turns and replies become tokens, in a run with tools."""
 
 
 def structure_fault(group: RolloutGroup, task: Task, *, rules: Rules) -> Fault | None:
@@ -109,6 +111,8 @@ def _rollout_fault(rollout: Rollout, task: Task, rules: Rules) -> Fault | None:
         return StructureFault.COMPLETION_TOO_LONG, f"{len(ids)} tokens of {task.params.max_new_tokens}"
     if len(ids) != len(logprobs):
         return StructureFault.LENGTHS_DIFFER, f"{len(ids)} tokens, {len(logprobs)} log-probabilities"
+    if fault := mask_fault(rollout, rules.dialogue):
+        return fault
     if int(ids.min()) < 0 or int(ids.max()) >= rules.vocab_size:
         span = f"ids from {ids.min()} to {ids.max()}"
         return StructureFault.TOKEN_OUT_OF_VOCABULARY, f"{span}; the vocabulary has {rules.vocab_size}"
@@ -116,13 +120,17 @@ def _rollout_fault(rollout: Rollout, task: Task, rules: Rules) -> Fault | None:
         return StructureFault.LOGPROB_NOT_FINITE, f"at position {int(np.argmin(np.isfinite(logprobs)))}"
     if float(logprobs.max()) > LOGPROB_ROUNDING:
         return StructureFault.LOGPROB_POSITIVE, f"{float(logprobs.max()):g} at {int(logprobs.argmax())}"
-    return _ending_fault(rollout, task, rules)
+    if fault := _ending_fault(rollout, task, rules):
+        return fault
+    return turns_fault(rollout, rules.dialogue, rules.eos_ids) if rules.dialogue else None
 
 
 def _ending_fault(rollout: Rollout, task: Task, rules: Rules) -> Fault | None:
-    is_eos = np.isin(rollout.token_ids, list(rules.eos_ids))
-    if is_eos[:-1].any():
-        return StructureFault.EOS_INSIDE, f"EOS at position {int(is_eos.argmax())} of {len(is_eos)}"
+    is_eos = np.isin(rollout.token_ids, list(rules.eos_ids)) & rollout.sampled
+    inside = is_eos[:-1].copy()
+    inside[ends_of_turns(rollout)] = False
+    if inside.any():
+        return StructureFault.EOS_INSIDE, f"EOS at position {int(inside.argmax())} of {len(is_eos)}"
     if rollout.finish is FinishReason.STOP and not is_eos[-1]:
         return StructureFault.STOP_WITHOUT_EOS, f"stopped at token {int(rollout.token_ids[-1])}"
     if rollout.finish is FinishReason.LENGTH and is_eos[-1]:

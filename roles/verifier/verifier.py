@@ -23,9 +23,12 @@ from protocol.reasons import DeadReason, StructureFault
 from protocol.subjects import Queue
 from roles.ring import Ring
 from roles.tasks.taskset import Row
-from roles.verifier.checks import Fault, Rules, signer_fault, structure_fault
+from roles.turns.messages import messages_of
+from roles.turns.spans import spans_of
+from roles.verifier.checks import Rules, signer_fault, structure_fault
 from roles.verifier.rewards.reward import Item
 from roles.verifier.rewards.scorer import Scored
+from roles.verifier.turn_checks import Fault
 
 QUEUES: Mapping[Queue, Queue] = {Queue.ROLLOUT: Queue.VERIFIED, Queue.EVAL_ROLLOUT: Queue.EVAL_VERIFIED}
 """Which queue a group comes from, and where it goes on."""
@@ -174,8 +177,12 @@ class Verifier:
         await self._tell(group, row, scored, scoring_s)
 
     def _item(self, rollout: Rollout, row: Row) -> Item:
-        completion = self._decoder.decode(rollout.token_ids.tolist())
-        return Item(completion, row.answer, row.prompt, row.metadata)
+        """What rewards see: the text of the last turn, and in a run with tools all turns and replies."""
+        last = spans_of(rollout.sampled)[-1]
+        completion = self._decoder.decode(rollout.token_ids[last.tokens].tolist())
+        dialogue = self._rules.dialogue
+        conversation = messages_of(rollout, dialogue) if dialogue else ()
+        return Item(completion, row.answer, row.prompt, row.metadata, conversation)
 
     async def _reject(
         self, delivery: Delivery, queue: Queue, reason: DeadReason, detail: str, group: RolloutGroup

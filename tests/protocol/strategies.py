@@ -77,6 +77,7 @@ rollouts = st.builds(
     token_ids=ints,
     sampler_logprobs=floats,
     finish=st.sampled_from(FinishReason),
+    loss_mask=st.none() | blobs,
 )
 groups = st.builds(
     RolloutGroup,

@@ -65,6 +65,15 @@ def test_arrays_keep_every_bit_even_of_numbers_that_are_none():
     assert back.rollouts[0].sampler_logprobs.view("<u4").tolist() == bits.tolist()
 
 
+def test_a_rollout_without_a_mask_is_written_as_before_there_were_masks():
+    plain = encode(a_group(), ME)
+    assert b"loss_mask" not in plain
+    masked = a_rollout(loss_mask=[1, 0, 1])
+    back = decode_as(encode(a_group(rollouts=(masked, a_rollout(index=1))), ME), RolloutGroup)
+    assert back.rollouts == (masked, a_rollout(index=1))
+    assert [rollout.sampled.tolist() for rollout in back.rollouts] == [[True, False, True], [True] * 3]
+
+
 def test_arrays_are_read_only_and_not_copied():
     frame = encode(a_task(prompt_token_ids=range(1000)), ME)
     prompt = decode_as(frame, Task).prompt_token_ids

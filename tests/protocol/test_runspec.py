@@ -223,7 +223,7 @@ def others(annotation: Any, value: Any) -> list[Any]:
         candidates += [value + 1, value / 2 + 0.125, value + 2]
     if isinstance(value, dict):
         candidates.append({"another": next(iter(value.values())).model_dump()})
-    return [*candidates, "x", 3, 0.5, ["x"]]
+    return [*candidates, "x", 3, 0.5, ["x"], ["m:g"]]
 
 
 def changed(spec: RunSpec, path: tuple[str | int, ...], value: Any) -> RunSpec | None:
@@ -240,7 +240,11 @@ def changed(spec: RunSpec, path: tuple[str | int, ...], value: Any) -> RunSpec |
 
 
 def test_every_setting_changes_the_digest():
-    bases = [a_runspec(), a_runspec(loss={"aggregation": "constant", "aggregation_tokens": 8})]
+    bases = [
+        a_runspec(),
+        a_runspec(loss={"aggregation": "constant", "aggregation_tokens": 8}),
+        a_runspec(tools={"functions": ["m:f"]}),
+    ]
     settled: dict[tuple[str | int, ...], bool] = {}
     for base in bases:
         for path, annotation, value in leaves(base):
@@ -248,6 +252,7 @@ def test_every_setting_changes_the_digest():
             digests = [spec.digest for spec in variants if spec is not None and spec != base]
             settled[path] = settled.get(path, False) or bool(digests)
             assert base.digest not in digests, path
+    settled["tools",] = len({base.digest for base in bases}) == len(bases)
     assert [path for path, found in settled.items() if not found] == []
     assert len(settled) > 60
 

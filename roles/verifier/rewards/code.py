@@ -27,10 +27,10 @@ from typing import IO, Any
 
 from protocol.reasons import Unscorable
 from protocol.runspec import RewardSpec
+from roles.sandbox.confinement import Limits, Lock
+from roles.sandbox.view import readable_paths
 from roles.verifier.rewards.code_tests import Call, NotTests, Program, Tests, read_tests
 from roles.verifier.rewards.reward import Item, Score
-from roles.verifier.sandbox.confinement import Limits, Lock
-from roles.verifier.sandbox.view import readable_paths
 
 TEST_COLUMNS = ("tests", "test_list")
 """Columns that hold the tests when the answer is something else, such as a solution."""

@@ -7,10 +7,13 @@ from enum import StrEnum
 
 from protocol.errors import OperatorError, one_line
 from protocol.runspec import RewardSpec
+from roles.tasks.environment import environment_module
 from roles.verifier.rewards.exact import ExactReward
 from roles.verifier.rewards.reward import GroupReward, Reward
 
-KINDS = "exact, math, code, reasoning-gym:<dataset>, and module:function for your own"
+KINDS = (
+    "exact, math, code, reasoning-gym:<dataset>, verifiers:<environment>, and module:function for your own"
+)
 
 
 class Place(StrEnum):
@@ -22,13 +25,15 @@ class Place(StrEnum):
     """In a confined worker that starts nothing: its libraries may trip over a completion."""
     LAUNCHER = "launcher"
     """In a worker without network or files, which starts a confined process for each completion."""
+    LOADED = "loaded"
+    """In a confined worker, of code that the operator chose and that was loaded with its rights."""
     OPEN = "open"
     """In a worker with the operator's own rights: code that the operator chose."""
 
     @property
     def confined(self) -> bool:
         """Whether its processes leave network and files behind."""
-        return self in {Place.LOCKED, Place.LAUNCHER}
+        return self in {Place.LOCKED, Place.LAUNCHER, Place.LOADED}
 
 
 _PLACES = {
@@ -36,11 +41,12 @@ _PLACES = {
     "math": Place.LOCKED,
     "code": Place.LAUNCHER,
     "reasoning-gym": Place.LOCKED,
+    "verifiers": Place.LOADED,
 }
 """By what stands before the colon; everything else is OPEN."""
 
 
-_PREFIXES = frozenset({"reasoning-gym"})
+_PREFIXES = frozenset({"reasoning-gym", "verifiers"})
 """What stands before a colon and is no module of a person's own."""
 
 
@@ -50,9 +56,10 @@ def place_of(name: str) -> Place:
 
 
 def user_modules(specs: Sequence[RewardSpec]) -> list[str]:
-    """Modules of a person's own that these rewards import."""
-    named = (spec.name.partition(":") for spec in specs)
-    return sorted({module for module, colon, _ in named if colon and module not in _PREFIXES})
+    """Modules of a person's own, and environments, that these rewards import."""
+    named = [spec.name.partition(":") for spec in specs]
+    own = {module for module, colon, _ in named if colon and module not in _PREFIXES}
+    return sorted(own | {environment_module(name) for kind, _, name in named if kind == "verifiers"})
 
 
 def refuse_foreign(specs: Sequence[RewardSpec], allowed: Sequence[str]) -> None:
@@ -62,12 +69,17 @@ def refuse_foreign(specs: Sequence[RewardSpec], allowed: Sequence[str]) -> None:
     modules in it.
     """
     for module in user_modules(specs):
-        if not any(module == one or module.startswith(f"{one}.") for one in allowed):
-            shown = one_line(module, 120)
-            raise OperatorError(
-                f"a reward of this run is code of module {shown!r}; if you trust it, start the verifier "
-                f"with --allow-module {shown}"
-            )
+        refuse_module(module, allowed, "a reward", "verifier")
+
+
+def refuse_module(module: str, allowed: Sequence[str], what: str, role: str) -> None:
+    """The same for one module of any role."""
+    if not any(module == one or module.startswith(f"{one}.") for one in allowed):
+        shown = one_line(module, 120)
+        raise OperatorError(
+            f"{what} of this run is code of module {shown!r}; if you trust it, start the {role} "
+            f"with --allow-module {shown}"
+        )
 
 
 def single_use(name: str) -> bool:
@@ -96,6 +108,10 @@ def open_reward(spec: RewardSpec, *, isolated: bool = False) -> Reward | GroupRe
         from roles.verifier.rewards.reasoning_gym import ReasoningGymReward
 
         return ReasoningGymReward(name)
+    if kind == "verifiers":
+        from roles.verifier.rewards.environment import EnvironmentReward
+
+        return EnvironmentReward(name)
     if ":" in spec.name:
         from roles.verifier.rewards.user_function import opened
 

@@ -24,6 +24,8 @@ class Item:
     answer: str | None
     prompt: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    conversation: Sequence[Mapping[str, Any]] = ()
+    """In a run with tools: all turns and replies as messages of the chat API; ``completion`` is the last."""
 
 
 @dataclass(frozen=True, slots=True)

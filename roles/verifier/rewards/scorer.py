@@ -18,10 +18,10 @@ import structlog
 
 from protocol.reasons import Unscorable
 from protocol.runspec import RewardSpec
+from roles.sandbox.confinement import Protection
 from roles.verifier.rewards.pool import WorkerPool
 from roles.verifier.rewards.registry import Place, open_reward, place_of
 from roles.verifier.rewards.reward import NOTE_CHARS_MAX, Item, Reward, Score
-from roles.verifier.sandbox.confinement import Protection
 
 log = structlog.get_logger()
 

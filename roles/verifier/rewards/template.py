@@ -30,11 +30,11 @@ import protocol
 import roles
 from protocol.errors import OperatorError
 from protocol.runspec import RewardSpec
-from roles.verifier.rewards.registry import Place, open_reward
+from roles.sandbox.confinement import Limits, Lock, isolate
+from roles.sandbox.view import readable_paths
+from roles.verifier.rewards.registry import Place, open_reward, user_modules
 from roles.verifier.rewards.reward import GroupReward, Preparing, Reward
 from roles.verifier.rewards.worker import Worker
-from roles.verifier.sandbox.confinement import Limits, Lock, isolate
-from roles.verifier.sandbox.view import readable_paths
 
 COMMAND_BYTES_MAX = 64
 _STATM = Path("/proc/self/statm")
@@ -52,7 +52,7 @@ def main() -> None:
     own = [str(Path(package.__path__[0])) for package in (protocol, roles)]
     readable = readable_paths(own)
     statm = _STATM.open("rb", buffering=0) if _STATM.exists() else None
-    protections = isolate(readable) if place.confined else frozenset()
+    protections = isolate(readable) if place.confined and place is not Place.LOADED else frozenset()
     specs = [RewardSpec.model_validate(spec) for spec in settings["rewards"]]
     try:
         rewards = [open_reward(spec, isolated=bool(protections)) for spec in specs]
@@ -62,6 +62,9 @@ def main() -> None:
     for reward in rewards:
         if isinstance(reward, Preparing):
             reward.prepare()
+    if place is Place.LOADED:
+        readable = (*readable, *_folders(specs))
+        protections = isolate(readable)  # refused by the kernel where loading has started threads
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         lock = Lock(readable, Limits(), isolated=bool(protections), scratch=scratch)
         if place.confined:
@@ -69,7 +72,13 @@ def main() -> None:
         groups = [s.name for s, reward in zip(specs, rewards, strict=True) if isinstance(reward, GroupReward)]
         gc.freeze()  # what is imported is never collected, so its pages stay shared
         _reply(control, json.dumps({"protections": sorted(protections), "for_groups": groups}))
-        _serve(control, specs, rewards, lock if place is Place.LOCKED else None, statm)
+        _serve(control, specs, rewards, lock if place in {Place.LOCKED, Place.LOADED} else None, statm)
+
+
+def _folders(specs: list[RewardSpec]) -> list[str]:
+    """Where the modules of these rewards lie, which they may go on to import from."""
+    files = [getattr(sys.modules.get(module), "__file__", None) for module in user_modules(specs)]
+    return [str(Path(file).parent) for file in files if file]
 
 
 def _serve(

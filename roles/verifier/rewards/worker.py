@@ -25,8 +25,8 @@ from typing import Any
 
 from protocol.reasons import Unscorable
 from protocol.runspec import RewardSpec
+from roles.sandbox.confinement import Lock
 from roles.verifier.rewards.reward import NOTE_CHARS_MAX, GroupReward, Item, Reward, Score
-from roles.verifier.sandbox.confinement import Lock
 
 ALARM_AFTER_S = 1.0
 """How long after its time limit an orphan still lives; the parent kills earlier."""

@@ -17,6 +17,7 @@ from roles.learner.fake_policy import SHAPES
 from roles.policy.compose import Factors
 from roles.sampler.fake_engine import FakeEngine
 from roles.sampler.sampler import Sampler
+from roles.sampler.turns import Conversations
 from tests.build import a_runspec, a_task, an_identity
 from tests.ground import FaultyBus, Ground
 
@@ -42,6 +43,7 @@ class Scene:
         genesis: Factors,
         drain_s: float = 30.0,
         engine_type: type[ListingEngine] = ListingEngine,
+        conversations: Conversations | None = None,
         **engine: Any,
     ) -> None:
         self.ground, self.genesis = ground, genesis
@@ -50,7 +52,7 @@ class Scene:
         settings: dict[str, Any] = {"eos_ids": (), "seconds_per_token": TOKEN_S} | engine
         self.engine = engine_type(shapes, ground.clock, **settings)
         ring = ground.ring("sampler-1", self.bus, "sampler")
-        self.sampler = Sampler(ring, ground.store(), self.engine, ground.offload, drain_s)
+        self.sampler = Sampler(ring, ground.store(), self.engine, ground.offload, drain_s, conversations)
         self.stop = asyncio.Event()
         self.work = asyncio.create_task(self.sampler.run(self.stop))
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from roles.verifier.sandbox import landlock
-from roles.verifier.sandbox import linux_calls as linux
-from roles.verifier.sandbox.seccomp import Filter
-from roles.verifier.sandbox.view import DEVICES, SCRATCH, TEMPORARY
+from roles.sandbox import landlock
+from roles.sandbox import linux_calls as linux
+from roles.sandbox.seccomp import Filter
+from roles.sandbox.view import DEVICES, SCRATCH, TEMPORARY
 
 
 class Protection(StrEnum):

@@ -11,7 +11,7 @@ import ctypes
 import errno
 import platform
 
-from roles.verifier.sandbox.linux_calls import (
+from roles.sandbox.linux_calls import (
     CLONE_THREAD,
     PR_SET_NO_NEW_PRIVS,
     PR_SET_SECCOMP,

@@ -6,7 +6,7 @@ import ctypes
 import os
 from collections.abc import Sequence
 
-from roles.verifier.sandbox.linux_calls import PR_SET_NO_NEW_PRIVS, prctl, syscall
+from roles.sandbox.linux_calls import PR_SET_NO_NEW_PRIVS, prctl, syscall
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG = 1

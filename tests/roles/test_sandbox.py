@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from roles.verifier.sandbox.view import SCRATCH, TEMPORARY
+from roles.sandbox.view import SCRATCH, TEMPORARY
 
 LOOK = """
 import json, sys
 from pathlib import Path
-from roles.verifier.sandbox.confinement import isolate
-from roles.verifier.sandbox.view import readable_paths
+from roles.sandbox.confinement import isolate
+from roles.sandbox.view import readable_paths
 library = sys.argv[1]
 if not isolate(readable_paths([library])):
     sys.exit(77)

@@ -1,0 +1,3 @@
+"""Tests of conversations with tools."""
+
+from __future__ import annotations
