@@ -37,7 +37,6 @@ class Published:
     version: float
     """Summed weights of all updates in the policy."""
     policy: Factors
-    digest: str
     step_norm: float
     """Norm of this update's step at weight 1; not finite if a number is not."""
     dtype: UpdateDtype
@@ -47,6 +46,11 @@ class Published:
     def step(self) -> Step:
         """What the manifest records of its step."""
         return Step(self.step_norm, self.version)
+
+    @property
+    def digest(self) -> str:
+        """Of ``policy``. Hashed when it is asked for: the next step does not wait for that."""
+        return factors_digest(self.policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,6 @@ class Register:
             own_weight=self.own_weight,
             version=self.version,
             policy=self.base,
-            digest=factors_digest(self.base),
             step_norm=step_norm(self._own, before, weight),
             dtype=self._dtype,
         )
