@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from bench.publish import goals
 from bench.publishing.timeline import PHASES, Timeline, Window
 from protocol.messages import Event
 
@@ -108,6 +109,16 @@ def test_a_task_that_was_held_back_for_a_policy_blocks_a_sampler():
     assert timeline.sampler_blocked(WINDOW) == pytest.approx(0.9 / 4.5)
 
 
+def test_the_worst_cell_is_held_against_the_goals():
+    shares = {"a/learner_blocked_fraction": 0.001, "b/learner_blocked_fraction": 0.02}
+    shares |= {"a/sampler_blocked_fraction": 0.009, "b/sampler_blocked_fraction": 0.001}
+    found = {goal.name: (goal.value, goal.met) for goal in goals(shares)}
+    assert found == {
+        "learner_blocked_fraction": (0.02, False),
+        "sampler_blocked_fraction": (0.009, True),
+    }
+
+
 @pytest.mark.e2e
 @pytest.mark.timeout(400)
 def test_the_quick_bench_follows_versions_through_a_run_that_a_sampler_joins():
@@ -117,10 +128,7 @@ def test_the_quick_bench_follows_versions_through_a_run_that_a_sampler_joins():
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     figures = result["figures"]
-    assert {goal["name"] for goal in result["goals"]} == {
-        "learner_blocked_fraction",
-        "sampler_blocked_fraction",
-    }
+    assert result["goals"] == []
     for cell in ("hub/rank2/samplers1", "hub/rank2/samplers2"):
         assert figures[f"{cell}/ways"] >= 1
         assert 0 < figures[f"{cell}/step_to_loaded_s"] <= figures[f"{cell}/step_to_first_token_s"]

@@ -142,7 +142,7 @@ async def test_an_arrival_tells_how_long_an_older_policy_was_in_its_way(tmp_path
     scene = await Scene.at(tmp_path)
     scene.slow_s = 2.0
     async with running(scene.follower):
-        await scene.pass_time()
+        await scene.pass_time(3.0)
         await scene.commit(1)
         await scene.pass_time(3.0)
         await scene.commit(2)
@@ -150,7 +150,7 @@ async def test_an_arrival_tells_how_long_an_older_policy_was_in_its_way(tmp_path
         await scene.commit(3)
         await scene.pass_time(5.0)
     assert scene.loaded == ["genesis", "learner-1:1", "learner-1:2", "learner-1:3"]
-    assert [arrival.waited_s for arrival in scene.arrivals] == pytest.approx([0, 0, 0, 0.5], abs=0.01)
+    assert [arrival.waited_s for arrival in scene.arrivals] == pytest.approx([0, 0, 0, 1.5], abs=0.01)
 
 
 @in_virtual_time
