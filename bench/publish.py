@@ -81,7 +81,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--stores", nargs="+", default=STORES, choices=STORES)
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 32])
     parser.add_argument("--samplers", nargs="+", type=int, default=[1, 8], help="ascending: later ones join")
-    parser.add_argument("--updates", type=int, default=3, help="measured ones of each figure")
+    parser.add_argument("--updates", type=int, default=2, help="measured ones of each figure")
     parser.add_argument("--groups", type=int, default=4, help="of an update, of 4 rollouts each")
     parser.add_argument("--tokens", type=int, default=32, help="of a completion")
     parser.add_argument("--quick", action="store_true", help="a tiny model; says nothing about speed")

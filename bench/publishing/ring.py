@@ -83,14 +83,14 @@ class Load:
     model: Path
     tiny: bool = False
     """The model is the built-in one."""
-    groups: int = 2
+    groups: int = 4
     """Of an update."""
     rows: int = 4
     """Of a group."""
     tokens: int = 32
-    batch: int = 2
+    batch: int = 4
     """Groups that a sampler decodes at a time."""
-    updates: int = 3
+    updates: int = 2
     """Measured ones, with each number of samplers."""
 
 
