@@ -58,6 +58,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -150,13 +151,16 @@ def measured(options: argparse.Namespace, directory: Path) -> dict[str, Figure]:
 
         load = Load(tiny_model(directory, seed=0, steps=1), tiny=True, tokens=5, updates=options.updates)
     figures: dict[str, Figure] = {}
+
+    def done(cell: str, timeline: Timeline, samplers: int, window: Window) -> None:
+        cell = f"{cell}/samplers{samplers}"
+        figures.update(figures_of(cell, timeline, window))
+        say(f"{cell:24} {in_short(figures, cell)}")
+
     for rank in options.ranks:
         for store in options.stores:
-            timeline, windows = asyncio.run(measure(load, store, rank, options.samplers))
-            for samplers, window in windows.items():
-                cell = f"{store}/rank{rank}/samplers{samplers}"
-                figures |= figures_of(cell, timeline, window)
-                say(f"{cell:24} {in_short(figures, cell)}")
+            note = partial(done, f"{store}/rank{rank}")
+            asyncio.run(measure(load, store, rank, options.samplers, note))
     return figures
 
 

@@ -94,6 +94,9 @@ class Load:
     """Measured ones, with each number of samplers."""
 
 
+Done = Callable[[Timeline, int, Window], None]
+
+
 class Run:
     """A run with a learner and a verifier, and samplers as they come. Use ``open_run``."""
 
@@ -155,17 +158,15 @@ class Run:
         return last_words(self._swarm.log(name))
 
 
-async def measure(
-    load: Load, store: str, rank: int, samplers: Sequence[int]
-) -> tuple[Timeline, dict[int, Window]]:
-    """One run, with so many samplers one after the other; what was told, and which versions count."""
-    windows = {}
+async def measure(load: Load, store: str, rank: int, samplers: Sequence[int], done: Done) -> None:
+    """One run, with so many samplers one after the other; ``done`` gets what was told so far, how many there
+    are, and which versions count."""
     with tempfile.TemporaryDirectory(prefix="grpo-publish-") as directory:
         async with open_run(load, store, rank, Path(directory)) as run:
             for count in samplers:
                 await run.grow(count)
-                windows[count] = await run.stretch()
-        return run.timeline, windows
+                window = await run.stretch()
+                done(run.timeline, count, window)
 
 
 @contextlib.asynccontextmanager
