@@ -17,7 +17,7 @@ from protocol.subjects import Queue
 from roles.policy.compose import Factors
 from tests.build import a_clock
 from tests.ground import Ground
-from tests.roles.sampler.scene import LONG, TOKEN_S, ListingEngine, Scene, a_run
+from tests.roles.sampler.scene import LONG, LateLoads, ListingEngine, Scene, a_run
 
 AT_1, AT_2 = a_clock(**{"learner-1": 1}), a_clock(**{"learner-1": 2})
 
@@ -117,14 +117,6 @@ async def test_a_pinned_task_that_ends_while_its_policy_becomes_the_newest_does_
     await scene.drain()
 
 
-class LateLoads(ListingEngine):
-    """Loading the newest policy takes a second."""
-
-    async def load_policy(self, name: str, factors: Factors, *, newest: bool) -> None:
-        await self._clock.sleep(1.0)
-        await super().load_policy(name, factors, newest=newest)
-
-
 @in_virtual_time
 async def test_a_hopelessly_old_sampler_fetches_before_it_samples(tmp_path: Path):
     scene = await Scene.at(tmp_path, a_run(staleness={"max_staleness": 1}), engine_type=LateLoads)
@@ -136,24 +128,6 @@ async def test_a_hopelessly_old_sampler_fetches_before_it_samples(tmp_path: Path
     assert scene.groups()["learner-1.0"].clock == AT_2
     (awaited,) = scene.ground.told("policy_awaited")
     assert awaited["seconds"] == pytest.approx(1.0)
-    await scene.drain()
-
-
-@in_virtual_time
-async def test_it_tells_how_a_policy_came_and_when_it_was_first_sampled_from(tmp_path: Path):
-    scene = await Scene.at(tmp_path, engine_type=LateLoads)
-    await scene.pass_time(1.0)
-    await scene.commit(1)
-    await scene.pass_time(4.0)
-    for number in (0, 1):
-        await scene.task(number)
-        await scene.pass_time(2 * TOKEN_S + 1)
-    _, loaded = scene.ground.told("policy_loaded")
-    assert (loaded["version"], loaded["load_s"], loaded["waited_s"]) == (1.0, pytest.approx(1.0), 0.0)
-    (first,) = scene.ground.told("policy_sampled")
-    assert (first["clock"], first["first_token_s"]) == (AT_1.text, TOKEN_S)
-    assert first["start_s"] == pytest.approx(3.0, abs=0.1)
-    assert [group["held_s"] for group in scene.ground.told("group_sampled")] == [0.0, 0.0]
     await scene.drain()
 
 
