@@ -26,7 +26,8 @@ measured is what the peers themselves tell (docs/METRICS.md); nothing is patched
 
 ``step_to_loaded_s`` is the sum up to ``load``, ``step_to_first_token_s`` that of all. The first group that is
 whole tells of the first token, so it may be a little late. ``skipped`` versions were never loaded by some
-sampler, since a newer one was there by the time.
+sampler, since a newer one was there by the time; under others that were loaded (``loads``) no group began
+before the next (``first_tokens`` counts the rest).
 
 **Blocked** is wider than waiting for a lock:
 
@@ -53,11 +54,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -115,22 +117,25 @@ def hub_at(directory: Path) -> Iterator[None]:
         process.wait()
 
 
+def middle(values: Iterable[float]) -> float:
+    """The median; not a number if nothing was seen."""
+    return median(list(values) or [math.nan])
+
+
 def figures_of(cell: str, timeline: Timeline, window: Window) -> dict[str, Figure]:
     """Medians of a cell, and how much of the time anybody was blocked."""
     ways = list(timeline.ways(window))
-    if not ways:
-        raise SystemExit(
-            f"{cell}: no sampler sampled under any of the versions {window.first} to {window.last}"
-        )
-    found: dict[str, Figure] = {
-        f"{cell}/{phase}_s": median(way.seconds[place] for way in ways) for place, phase in enumerate(PHASES)
-    }
+    sampled = [way for way in ways if way.sampled]
+    found: dict[str, Figure] = {}
+    for place, phase in enumerate(PHASES):
+        found[f"{cell}/{phase}_s"] = middle(way.seconds[place] for way in ways if place < len(way.seconds))
     learner, of_work = timeline.learner_blocked(window)
     return found | {
-        f"{cell}/step_to_loaded_s": median(way.loaded_s for way in ways),
-        f"{cell}/step_to_first_token_s": median(way.total_s for way in ways),
-        f"{cell}/step_to_first_token_max_s": max(way.total_s for way in ways),
-        f"{cell}/ways": len(ways),
+        f"{cell}/step_to_loaded_s": middle(way.loaded_s for way in ways),
+        f"{cell}/step_to_first_token_s": middle(way.total_s for way in sampled),
+        f"{cell}/step_to_first_token_max_s": max((way.total_s for way in sampled), default=math.nan),
+        f"{cell}/loads": len(ways),
+        f"{cell}/first_tokens": len(sampled),
         f"{cell}/skipped": timeline.skipped(window),
         f"{cell}/update_every_s": timeline.update_every_s(window),
         f"{cell}/learner_blocked_fraction": learner,

@@ -9,6 +9,7 @@ phase began and ended. A phase that overlaps with the one before counts from tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -57,7 +58,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One version on its way to one sampler; seconds by phase."""
+    """One version on its way to one sampler; seconds by phase, to ``load`` if nothing was sampled."""
 
     version: int
     sampler: str
@@ -71,7 +72,12 @@ class Way:
     @property
     def total_s(self) -> float:
         """From the optimizer step to the first token."""
-        return sum(self.seconds)
+        return sum(self.seconds) if self.sampled else math.nan
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the sampler began a group under it before it served a newer one."""
+        return len(self.seconds) == len(PHASES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +140,15 @@ class Timeline:
         return set(samplers) <= reached
 
     def ways(self, window: Window) -> Iterator[Way]:
-        """Every version of a window with every sampler of it that sampled under it."""
-        for (sampler, version), first in self.firsts.items():
-            loaded = self.loads.get((sampler, version))
-            if sampler in window.samplers and version in window and loaded and version in self.steps:
-                yield Way(version, sampler, self._seconds(version, loaded, first))
+        """Every version of a window with every sampler of it that loaded it."""
+        for (sampler, version), loaded in self.loads.items():
+            if sampler in window.samplers and version in window:
+                seconds = self._seconds(version, loaded, self.firsts.get((sampler, version)))
+                yield Way(version, sampler, seconds)
 
-    def _seconds(self, version: int, loaded: Told, first: Told) -> tuple[float, ...]:
+    def _seconds(self, version: int, loaded: Told, first: Told | None) -> tuple[float, ...]:
         step, commit = self.steps[version], self.commits[version]
         publish = commit.before("publish_s")
-        started = loaded.at + first.numbers["start_s"]
         marks = [
             step.before("perf/publish_blocked_s", "perf/publish_s"),
             step.before("perf/publish_blocked_s"),
@@ -155,9 +160,10 @@ class Timeline:
             loaded.before("load_s", "compose_s"),
             loaded.before("load_s"),
             loaded.at,
-            started,
-            started + first.numbers["first_token_s"],
         ]
+        if first is not None:
+            marks.append(loaded.at + first.numbers["start_s"])
+            marks.append(marks[-1] + first.numbers["first_token_s"])
         for place in range(1, len(marks)):
             marks[place] = max(marks[place - 1], marks[place])
         return tuple(after - before for before, after in pairwise(marks))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 
@@ -80,6 +81,13 @@ def test_a_sampler_may_hear_of_a_commit_before_its_learner_does_and_phases_still
     assert way.loaded_s == 7.0
 
 
+def test_a_version_that_was_loaded_and_never_sampled_from_counts_up_to_there():
+    (way,) = a_timeline(*a_way()[:-1]).ways(WINDOW)
+    assert not way.sampled
+    assert way.loaded_s == 14.0
+    assert math.isnan(way.total_s)
+
+
 def test_a_version_outside_the_window_and_a_sampler_that_came_later_do_not_count():
     timeline = a_timeline(*a_way())
     assert not list(timeline.ways(Window(2, 3, ("sampler-1",))))
@@ -130,7 +138,7 @@ def test_the_quick_bench_follows_versions_through_a_run_that_a_sampler_joins():
     figures = result["figures"]
     assert result["goals"] == []
     for cell in ("hub/rank2/samplers1", "hub/rank2/samplers2"):
-        assert figures[f"{cell}/ways"] >= 1
+        assert figures[f"{cell}/first_tokens"] >= 1
         assert 0 < figures[f"{cell}/step_to_loaded_s"] <= figures[f"{cell}/step_to_first_token_s"]
         assert all(figures[f"{cell}/{phase}_s"] >= 0 for phase in PHASES)
         assert figures[f"{cell}/upload_s"] > 0
