@@ -104,6 +104,10 @@ class Swarm:
         """Names of peers whose process runs."""
         return [name for name, child in self._children.items() if child.alive]
 
+    def log(self, name: str) -> Path:
+        """Where a peer writes."""
+        return self._children[name].log
+
     def kill(self, name: str, *, for_good: bool = True) -> Peer:
         """SIGKILL a peer, as a power cut would; returns what it was. Unless ``for_good``, it is started
         again like any peer that dies."""

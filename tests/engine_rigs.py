@@ -139,7 +139,8 @@ class FakeRig:
 
 
 class Gate:
-    """A clock for a worker thread: one second a look, and nobody passes while it is shut."""
+    """A clock for a worker thread: half a second a look, of which a step takes two, and nobody passes while
+    it is shut."""
 
     def __init__(self) -> None:
         self._ticks = 0
@@ -150,7 +151,7 @@ class Gate:
         self.reached.set()
         assert self.open.wait(timeout=60), "a test left the gate shut"
         self._ticks += 1
-        return float(self._ticks)
+        return self._ticks / 2
 
 
 class TransformersRig:

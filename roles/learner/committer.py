@@ -213,7 +213,7 @@ class Committer:
         return await self._ring.persist(settle, patient=True)
 
     async def _prepared(self, step: FinishedStep, head: Head) -> tuple[Head, Upload]:
-        """The head with the path of the step's update, if it has one, and what uploads it."""
+        """The head with the path and the digest of the step's update, if it has one, and what uploads it."""
         published, before = step.published, self._writer.head
         if published is None:
             return head, _nothing
@@ -253,7 +253,6 @@ class Committer:
                 "count": published.clock[learner],
                 "clock": published.clock,
                 "weight": published.own_weight,
-                "policy_digest": published.digest,
                 # As the bucket will tell it: a head without an upload is lost with the broker's disk.
                 "floor": step.floor,
             }

@@ -13,9 +13,12 @@ took (the *residual*) is part of the progress that the next one publishes (error
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protocol.clock import VectorClock
 from protocol.runspec import LearnerSpec, UpdateDtype
@@ -37,7 +40,6 @@ class Published:
     version: float
     """Summed weights of all updates in the policy."""
     policy: Factors
-    digest: str
     step_norm: float
     """Norm of this update's step at weight 1; not finite if a number is not."""
     dtype: UpdateDtype
@@ -47,6 +49,11 @@ class Published:
     def step(self) -> Step:
         """What the manifest records of its step."""
         return Step(self.step_norm, self.version)
+
+    @property
+    def digest(self) -> str:
+        """Of ``policy``. Hashed when it is asked for: the next step does not wait for that."""
+        return factors_digest(self.policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +131,7 @@ class Register:
         """
         scale, before = np.float32(weight), self._own
         with np.errstate(over="ignore", invalid="ignore"):  # a step that is not finite is told by its norm
-            progress = {name: scale * (factors[name] - base) for name, base in self.base.items()}
-            self._own = self._stored(progress)
+            self._own = self._stored(lambda name: scale * (factors[name] - self.base[name]))
             self.count += 1
             self.own_weight += weight
             self.base = self._compose(self._own)
@@ -135,7 +141,6 @@ class Register:
             own_weight=self.own_weight,
             version=self.version,
             policy=self.base,
-            digest=factors_digest(self.base),
             step_norm=step_norm(self._own, before, weight),
             dtype=self._dtype,
         )
@@ -161,13 +166,16 @@ class Register:
         self.base = self._compose(self._own)
         return {name: self.base[name] + (factors[name] - before[name]) for name in self.base}
 
-    def _stored(self, progress: Factors) -> Factors:
-        """This learner's next update as it is stored; what rounding takes is kept for the one after."""
+    def _stored(self, progress: Callable[[str], NDArray[Any]]) -> Factors:
+        """This learner's next update as it is stored; what rounding takes is kept for the one after.
+
+        ``progress`` tells a factor's since ``base``: one at a time, a step waits for less memory.
+        """
         if self._dtype == "float32":
-            return {name: own + progress[name] for name, own in self._own.items()}
+            return {name: own + progress(name) for name, own in self._own.items()}
         kept = self._residual
         wanted = {
-            name: own + (progress[name] + kept[name] if kept else progress[name])
+            name: own + (progress(name) + kept[name] if kept else progress(name))
             for name, own in self._own.items()
         }
         stored = {name: rounded(tensor) for name, tensor in wanted.items()}

@@ -83,6 +83,10 @@ class TorchPolicy:
         self._spec = spec
         self._seconds = seconds
         self._factors = self._replicas.factors
+        self._shapes: Factors = {
+            name: np.broadcast_to(np.float32(0), tuple(tensor.shape))
+            for name, tensor in self._factors.items()
+        }
         self._device = self._replicas.devices[0]
         self._rows = Rows(self._causal, self._device)
         others = zip(models[1:], self._replicas.devices[1:], strict=True)
@@ -111,11 +115,11 @@ class TorchPolicy:
         Raises ValueError before a single number is copied unless names, shapes and dtypes are this run's
         and every number is finite.
         """
-        if reason := fault(factors, self.factors()):
+        if reason := fault(factors, self._shapes):
             raise ValueError(f"not an adapter of this run: {reason}")
         with torch.no_grad():
             for name, parameter in self._factors.items():
-                parameter.copy_(torch.from_numpy(np.array(factors[name])))
+                parameter.copy_(torch.from_numpy(np.require(factors[name], requirements="W")))
         self._replicas.spread()
 
     def factors(self) -> Factors:

@@ -39,12 +39,13 @@ def update_entry(
     previous: str,
     genesis: str,
 ) -> tuple[Manifest, dict[str, bytes], Head]:
-    """Manifest and files of an update, and ``head`` with the entry's path in it.
+    """Manifest and files of an update, and ``head`` with the entry's path and the policy's digest in it.
 
     ``dropped`` holds what was consumed without changing the policy since the previous update, which is at
     ``previous`` (empty for the first). ``genesis`` is the digest of genesis.
     """
     files = {UPDATE_FILE: factors_bytes(published.update, published.dtype)}
+    policy_digest = published.digest
     unnamed = Manifest(
         path=f"{head.run}/updates/{head.learner}/{head.count}",
         kind=EntryKind.UPDATE,
@@ -55,14 +56,14 @@ def update_entry(
         weight=published.own_weight,
         version=published.version,
         step_norm=published.step_norm,
-        policy_digest=published.digest,
+        policy_digest=policy_digest,
         groups=tuple(trained),
         dropped=dict(dropped),
         extra={NONCE: head.nonce, GENESIS_DIGEST: genesis} | ({PREVIOUS: previous} if previous else {}),
         files=Manifest.describe(files),
     )
     digest = hashlib.sha256(unnamed.canonical()).hexdigest()[:12]
-    head = head.model_copy(update={"path": f"{unnamed.path}-{digest}"})
+    head = head.model_copy(update={"path": f"{unnamed.path}-{digest}", "policy_digest": policy_digest})
     files[HEAD_FILE] = encode(head, identity)
     named = unnamed.model_copy(update={"path": head.path, "files": Manifest.describe(files)})
     return named.signed(identity), files, head

@@ -36,10 +36,11 @@ def compose(genesis: Factors, updates: Mapping[str, Factors]) -> Factors:
 
     Every update must have exactly the tensors of genesis (``fault`` tells); raises KeyError otherwise.
     """
-    total = {name: tensor.astype(np.float32, copy=True) for name, tensor in genesis.items()}
-    for learner in sorted(updates):
-        for name, tensor in total.items():
-            tensor += updates[learner][name].astype(np.float32, copy=False)
+    total, learners = {}, sorted(updates)
+    for name, tensor in genesis.items():  # one after the other, each while the processor's cache has it
+        total[name] = tensor.astype(np.float32, copy=True)
+        for learner in learners:
+            total[name] += updates[learner][name].astype(np.float32, copy=False)
     return total
 
 

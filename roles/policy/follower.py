@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from protocol.clock import GENESIS, VectorClock
 from protocol.errors import BusError, EngineError, StoreError
@@ -23,7 +24,20 @@ POLL_S = 15.0
 RETRY_FIRST_S = 0.5
 """How soon something is tried again that failed; twice as late each time, up to ``POLL_S``."""
 
-OnPolicy = Callable[[PolicyVersion], Awaitable[None]]
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """How a newer policy came here, in seconds, one after the other."""
+
+    waited_s: float
+    """From hearing of it to beginning with it: an older one was on its way, or could not be had at once."""
+    fetch_s: float
+    """Reading the heads, then fetching and checking the updates that were lacking."""
+    compose_s: float
+    """Their sum, its digest, and whether that is the one its author signed."""
+
+
+OnPolicy = Callable[[PolicyVersion, Arrival], Awaitable[None]]
 
 
 class PolicyFollower:
@@ -62,6 +76,7 @@ class PolicyFollower:
 
     async def _advance(self) -> bool:
         """Move to the newest usable policy; returns whether that is what the heads say."""
+        begun = self._ring.clock.monotonic()
         try:
             heads = await self._policies.read_heads()
         except BusError as exc:
@@ -70,8 +85,9 @@ class PolicyFollower:
         target = await self._usable(heads)
         if self.current is None or self.current.clock < target:
             try:
+                fetched = self._ring.clock.monotonic()
                 newer = await self._policies.at(target)
-                await self._on_policy(newer)
+                await self._on_policy(newer, self._arrival(begun, fetched))
             except (StoreError, EngineError) as exc:
                 if target == GENESIS:
                     raise
@@ -81,6 +97,12 @@ class PolicyFollower:
                 self.current = newer
                 self._changed.notify_all()
         return heads <= target
+
+    def _arrival(self, begun: float, fetched: float) -> Arrival:
+        """What lies behind a policy that is composed now."""
+        heard = self._policies.heard_at
+        waited_s = 0.0 if heard is None else max(0.0, begun - heard)
+        return Arrival(waited_s, fetched - begun, self._ring.clock.monotonic() - fetched)
 
     async def _usable(self, heads: VectorClock) -> VectorClock:
         """The part of ``heads`` whose updates are here and sound: one learner's bad update must not keep

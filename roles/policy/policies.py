@@ -88,6 +88,8 @@ class Policies:
         self._highest: dict[str, Head] = {}
         self.heads: dict[str, Head] = {}
         """Newest head of each learner, as the broker has them."""
+        self.heard_at: float | None = None
+        """When the last newer head was heard of, by the ring's clock."""
         self.genesis: Factors = {}
         self.genesis_digest = ""
         self.genesis_author = ""
@@ -151,6 +153,7 @@ class Policies:
         highest = self._highest.get(head.learner)
         if highest is None or head.count > highest.count:
             self._highest[head.learner] = head
+            self.heard_at = self._ring.clock.monotonic()
 
     @property
     def lost(self) -> list[Head]:

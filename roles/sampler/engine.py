@@ -6,7 +6,7 @@ with, whatever is loaded meanwhile.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.arrays import IntArray
@@ -33,6 +33,10 @@ class Sampled:
     policy: str
     rollouts: tuple[Rollout, ...]
     generation_s: float
+    first_token_s: float | None = field(default=None, compare=False)
+    """From the start to the first token of any rollout; None if the engine cannot tell."""
+    held_s: float | None = field(default=None, compare=False)
+    """Part of ``generation_s`` in which rows waited and the engine decoded nothing; None likewise."""
 
 
 class Engine(Protocol):

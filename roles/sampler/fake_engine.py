@@ -124,7 +124,7 @@ class FakeEngine:
             passed_s = min(request.deadline_s, max(took_s))
             await self._pass_time(passed_s, request, policy_name)
             finished = tuple(r for r, s in zip(rollouts, took_s, strict=True) if s <= passed_s)
-            return Sampled(policy_name, finished, passed_s)
+            return Sampled(policy_name, finished, passed_s, self._seconds_per_token, 0.0)
 
     @contextlib.asynccontextmanager
     async def _slot(self, concluded: asyncio.Event) -> AsyncIterator[None]:

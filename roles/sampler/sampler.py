@@ -22,10 +22,11 @@ from protocol.ports import AdapterStore, Delivery, Offload
 from protocol.reasons import DeadReason
 from protocol.subjects import Queue
 from roles.policy.compose import VERSION_ROUNDING
-from roles.policy.follower import PolicyFollower
+from roles.policy.follower import Arrival, PolicyFollower
 from roles.policy.policies import Policies, PolicyVersion
 from roles.ring import Ring, cancelled, until
 from roles.sampler.conscience import Conscience
+from roles.sampler.debuts import Debuts
 from roles.sampler.engine import Engine, Sampled, SampleRequest
 from roles.sampler.turns import Conversations
 
@@ -63,6 +64,7 @@ class Sampler:
         self._versions: dict[str, float] = {}
         """Of policies under which a group may still run."""
         self._pins: dict[str, int] = {}
+        self._debuts = Debuts()
         self._newest: str | None = None
         self._ending = False
         self.busy = 0
@@ -137,8 +139,12 @@ class Sampler:
             return await self._sample_pinned(task)
         await self._catch_up(task)
         if self._conversations is not None:
-            return await self._sample_turns(task, self._conversations)
-        return await self._engine.sample(_request(task, None))
+            sampled = await self._sample_turns(task, self._conversations)
+        else:
+            sampled = await self._engine.sample(_request(task, None))
+        if debut := self._debuts.take(sampled, self._ring.clock.monotonic()):
+            await self._ring.tell("policy_sampled", **debut)
+        return sampled
 
     async def _sample_turns(self, task: Task, conversations: Conversations) -> Sampled:
         """All turns under the policy that is newest now, unless it becomes too old between two of them."""
@@ -158,6 +164,7 @@ class Sampler:
         behind = await self._policies.version(task.clock) - current.version
         if behind <= self._ring.spec.staleness.max_staleness + VERSION_ROUNDING:
             return
+        since = self._ring.clock.monotonic()
         reached = asyncio.ensure_future(self._follower.reach(task.clock))
         patience = asyncio.ensure_future(self._ring.clock.sleep(task.deadline_s))
         try:
@@ -166,6 +173,7 @@ class Sampler:
                 raise StoreNotFound(f"no usable policy at {task.clock} within {task.deadline_s:g} s")
         finally:
             await cancelled(reached, patience)
+            await self._ring.tell("policy_awaited", seconds=self._ring.clock.monotonic() - since)
 
     async def _sample_pinned(self, task: Task) -> Sampled:
         policy = await self._policies.at(task.clock)
@@ -176,15 +184,26 @@ class Sampler:
                 return await self._conversations.sample(self._engine, request, self._ring.clock, _always)
             return await self._engine.sample(request)
 
-    async def _on_policy(self, policy: PolicyVersion) -> None:
+    async def _on_policy(self, policy: PolicyVersion, arrival: Arrival) -> None:
         """A newer policy is whole: new rollouts start under it from now on."""
+        started = self._ring.clock.monotonic()
         async with self._pinned(policy):  # until it is the newest, a pinned task that ends must not unload it
             await self._engine.load_policy(policy.name, policy.factors, newest=True)
             before, self._newest = self._newest, policy.name
+            loaded = self._ring.clock.monotonic()
+            self._debuts.loaded(policy, loaded)
+            await self._ring.tell(
+                "policy_loaded",
+                version=policy.version,
+                clock=policy.clock.text,
+                waited_s=arrival.waited_s,
+                fetch_s=arrival.fetch_s,
+                compose_s=arrival.compose_s,
+                load_s=loaded - started,
+            )
         if before is not None:
             await self._retire(before)
         await self._abandon(policy)
-        await self._ring.tell("policy_loaded", version=policy.version, clock=policy.clock.text)
 
     async def _reload(self) -> None:
         """Fetch and load the newest policy as if for the first time: something made it another one here."""
@@ -250,11 +269,17 @@ class Sampler:
             rollouts=len(sampled.rollouts),
             generation_s=sampled.generation_s,
             pinned=task.pinned,
+            **_known(first_token_s=sampled.first_token_s, held_s=sampled.held_s),
         )
 
 
 def _always() -> bool:
     return True
+
+
+def _known(**times: float | None) -> dict[str, float]:
+    """What the engine could tell."""
+    return {name: seconds for name, seconds in times.items() if seconds is not None}
 
 
 def _request(task: Task, policy: str | None) -> SampleRequest:

@@ -39,6 +39,9 @@ class Job:
     begun: bool = False
     """Rows have started, under ``adapter``."""
     started_at: float | None = None
+    first_token_at: float | None = None
+    held_before: float = 0.0
+    """What the batch had been held when this job started."""
     concluded: bool = False
     """What is finished is enough."""
     waiting: list[int] = field(default_factory=list)
@@ -53,13 +56,16 @@ class Job:
             return True
         return self.started_at is not None and now - self.started_at >= self.request.deadline_s
 
-    def resolve(self, now: float) -> None:
-        """Hand over what is finished."""
+    def resolve(self, now: float, held: float | None = None) -> None:
+        """Hand over what is finished; ``held`` is what the batch has been held so far."""
         assert self.adapter is not None, "only started jobs resolve"
         assert self.started_at is not None, "only started jobs resolve"
         rollouts = tuple(self.rollouts[index] for index in sorted(self.rollouts))
+        first = None if self.first_token_at is None else self.first_token_at - self.started_at
+        held_s = None if held is None else held - self.held_before
+        generation_s = max(0.0, now - self.started_at)
         with suppress(InvalidStateError):  # cancelled a moment ago
-            self.future.set_result(Sampled(self.adapter.name, rollouts, max(0.0, now - self.started_at)))
+            self.future.set_result(Sampled(self.adapter.name, rollouts, generation_s, first, held_s))
 
     def fail(self, error: EngineError) -> None:
         """Tell the caller; no effect on a job that is done."""
@@ -110,6 +116,10 @@ class Batch:
         self._cache = SharedCache()
         self._params: RowParams | None = None
         """Sampling parameters of the rows; None when rows have come or gone."""
+        self._stepped_at = 0.0
+        """When the last tokens were sampled."""
+        self._held_s = 0.0
+        """From there to the next step, while rows waited for it."""
 
     @property
     def live(self) -> int:
@@ -128,10 +138,13 @@ class Batch:
         then says who is affected.
         """
         now = self._monotonic()
+        if self._rows:
+            self._held_s += now - self._stepped_at
         self._joining = list(joining)
         for chunk in joining:
             chunk.job.rows += len(chunk.indices)
-            chunk.job.started_at = now if chunk.job.started_at is None else chunk.job.started_at
+            if chunk.job.started_at is None:
+                chunk.job.started_at, chunk.job.held_before = now, self._held_s
         self._keep([not row.chunk.job.over(now) for row in self._rows], now)
         self._joining = [chunk for chunk in joining if not self._turned_away(chunk, now)]
         logits = []
@@ -187,9 +200,12 @@ class Batch:
             uniforms_N = uniforms_N.float().clamp(max=1 - 2**-24)
         drawn = draw(sampling_logits(logits_NV, self._params), uniforms_N.to(logits_NV.device))
         tokens, logprobs = (column.tolist() for column in drawn)
+        self._stepped_at = self._monotonic()
         for row, token, logprob in zip(self._rows, tokens, logprobs, strict=True):
             row.tokens.append(token)
             row.logprobs.append(logprob)
+            if row.chunk.job.first_token_at is None:
+                row.chunk.job.first_token_at = self._stepped_at
         for row, finite in zip(self._rows, np.isfinite(logprobs), strict=True):
             if not finite:
                 row.chunk.job.fail(EngineError("sampling failed: the model's logits are not finite"))
@@ -232,7 +248,7 @@ class Batch:
             if job.over(now):
                 job.waiting.clear()
             if not job.rows and not job.waiting:
-                job.resolve(self._monotonic())
+                job.resolve(self._monotonic(), self._held_s)
 
 
 def _by_adapter(chunks: Sequence[Chunk]) -> list[list[Chunk]]:

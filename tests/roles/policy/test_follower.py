@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from node.memory_store import StoreFault
 from node.virtual_time import in_virtual_time
 from protocol.errors import EngineError
 from roles.policy.compose import Factors
-from roles.policy.follower import POLL_S, PolicyFollower
+from roles.policy.follower import POLL_S, RETRY_FIRST_S, Arrival, PolicyFollower
 from roles.policy.policies import Policies, PolicyVersion
 from tests.build import a_clock
 from tests.ground import FaultyBus, Ground, running
@@ -24,6 +26,9 @@ class Scene:
         self.troubles: list[StoreFault] = []
         self.refuse: set[str] = set()
         self.loaded: list[str] = []
+        self.arrivals: list[Arrival] = []
+        self.slow_s = 0.0
+        """What loading takes."""
         ring = ground.ring("sampler-1", self.bus)
         store = ground.store(lambda op, path: self.troubles.pop(0) if self._is_due(op, path) else None)
         self.follower = PolicyFollower(ring, Policies(ring, store, ground.offload), self._on_policy)
@@ -46,10 +51,12 @@ class Scene:
     def _is_due(self, operation: str, path: str) -> bool:
         return operation == "fetch" and "/updates/" in path and bool(self.troubles)
 
-    async def _on_policy(self, policy: PolicyVersion) -> None:
+    async def _on_policy(self, policy: PolicyVersion, arrival: Arrival) -> None:
         if policy.clock.text in self.refuse:
             raise EngineError("out of memory")
         self.loaded.append(policy.clock.text)
+        self.arrivals.append(arrival)
+        await self.ground.clock.sleep(self.slow_s)
 
 
 @in_virtual_time
@@ -127,6 +134,23 @@ async def test_a_download_that_failed_is_repeated_soon(tmp_path: Path):
         await scene.commit(1)
         await scene.pass_time(POLL_S / 2)
         assert scene.clock == "learner-1:1"
+    assert scene.arrivals[-1].waited_s == pytest.approx(RETRY_FIRST_S * (1 + 2 + 4))
+
+
+@in_virtual_time
+async def test_an_arrival_tells_how_long_an_older_policy_was_in_its_way(tmp_path: Path):
+    scene = await Scene.at(tmp_path)
+    scene.slow_s = 2.0
+    async with running(scene.follower):
+        await scene.pass_time(3.0)
+        await scene.commit(1)
+        await scene.pass_time(3.0)
+        await scene.commit(2)
+        await scene.pass_time(0.5)
+        await scene.commit(3)
+        await scene.pass_time(5.0)
+    assert scene.loaded == ["genesis", "learner-1:1", "learner-1:2", "learner-1:3"]
+    assert [arrival.waited_s for arrival in scene.arrivals] == pytest.approx([0, 0, 0, 1.5], abs=0.01)
 
 
 @in_virtual_time

@@ -15,7 +15,7 @@ from protocol.messages import Head
 from roles.learner.merger import Merger
 from roles.learner.witness import Witness
 from roles.policy.compose import Factors
-from roles.policy.follower import POLL_S, PolicyFollower
+from roles.policy.follower import POLL_S, Arrival, PolicyFollower
 from roles.policy.policies import Policies, PolicyVersion
 from tests.build import a_runspec
 from tests.ground import Ground, running
@@ -157,7 +157,7 @@ async def test_a_peers_update_that_is_not_there_yet_is_waited_for(tmp_path: Path
 async def test_a_refused_update_is_reported_and_does_not_freeze_the_others(tmp_path: Path):
     ground, genesis = await a_crowd(tmp_path)
 
-    async def ignore(policy: PolicyVersion) -> None:
+    async def ignore(policy: PolicyVersion, arrival: Arrival) -> None:
         """No engine here."""
 
     policies = Policies(ground.ring("sampler-1"), ground.store(), ground.offload)

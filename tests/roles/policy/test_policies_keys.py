@@ -17,7 +17,7 @@ from protocol.manifest import EntryKind, Manifest
 from protocol.messages import Head
 from protocol.subjects import Bucket, head_key
 from roles.policy.compose import UPDATE_FILE, Factors
-from roles.policy.follower import POLL_S, PolicyFollower
+from roles.policy.follower import POLL_S, Arrival, PolicyFollower
 from roles.policy.norm_bound import step_norm
 from roles.policy.peft_export import factors_bytes
 from roles.policy.policies import Policies, PolicyVersion
@@ -137,7 +137,7 @@ async def test_heads_of_more_learners_than_a_clock_can_name_are_ignored_with_one
 async def test_a_forged_head_of_an_unknown_learner_does_not_stop_the_others(tmp_path: Path, path: str):
     ground, genesis, policies = await begin(tmp_path)
 
-    async def ignore(policy: PolicyVersion) -> None:
+    async def ignore(policy: PolicyVersion, arrival: Arrival) -> None:
         """No engine here."""
 
     follower = PolicyFollower(policies._ring, policies, ignore)
@@ -157,7 +157,7 @@ async def test_a_forged_head_of_an_unknown_learner_does_not_stop_the_others(tmp_
 async def test_more_learners_than_a_clock_can_name_do_not_stop_a_follower(tmp_path: Path):
     ground, genesis, policies = await begin(tmp_path)
 
-    async def ignore(policy: PolicyVersion) -> None:
+    async def ignore(policy: PolicyVersion, arrival: Arrival) -> None:
         """No engine here."""
 
     follower = PolicyFollower(policies._ring, policies, ignore)

@@ -34,6 +34,14 @@ class ListingEngine(FakeEngine):
         return set(self._residents._policies)
 
 
+class LateLoads(ListingEngine):
+    """Loading the newest policy takes a second."""
+
+    async def load_policy(self, name: str, factors: Factors, *, newest: bool) -> None:
+        await self._clock.sleep(1.0)
+        await super().load_policy(name, factors, newest=newest)
+
+
 class Scene:
     """A running sampler."""
 

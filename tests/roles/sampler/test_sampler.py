@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from node.virtual_time import in_virtual_time
 from protocol.codec import decode_as
 from protocol.errors import MessageTooLarge
@@ -15,7 +17,7 @@ from protocol.subjects import Queue
 from roles.policy.compose import Factors
 from tests.build import a_clock
 from tests.ground import Ground
-from tests.roles.sampler.scene import LONG, ListingEngine, Scene, a_run
+from tests.roles.sampler.scene import LONG, LateLoads, ListingEngine, Scene, a_run
 
 AT_1, AT_2 = a_clock(**{"learner-1": 1}), a_clock(**{"learner-1": 2})
 
@@ -117,13 +119,15 @@ async def test_a_pinned_task_that_ends_while_its_policy_becomes_the_newest_does_
 
 @in_virtual_time
 async def test_a_hopelessly_old_sampler_fetches_before_it_samples(tmp_path: Path):
-    scene = await Scene.at(tmp_path, a_run(staleness={"max_staleness": 1}))
+    scene = await Scene.at(tmp_path, a_run(staleness={"max_staleness": 1}), engine_type=LateLoads)
     scene.ground.run.announcements.clear()
     for count in (1, 2):
         await scene.commit(count)
     await scene.task(0, clock=AT_2)
     await scene.pass_time(5.0)
     assert scene.groups()["learner-1.0"].clock == AT_2
+    (awaited,) = scene.ground.told("policy_awaited")
+    assert awaited["seconds"] == pytest.approx(1.0)
     await scene.drain()
 
 

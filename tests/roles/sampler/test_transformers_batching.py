@@ -239,3 +239,16 @@ async def test_half_precision_samples_near_what_full_precision_gives(model_dir):
     groups = await together(rig, several())
     await rig.engine.close()
     assert worst_difference(model_dir, factors, several(), groups) < 0.1
+
+
+async def test_a_group_tells_when_its_first_token_came_and_how_long_the_engine_stood_still(model_dir):
+    """A look at the clock when a step begins and one when its tokens are sampled, half a second each."""
+    rig = TransformersRig(model_dir)
+    await rig.engine.load_policy("v1", some_factors(rig.shapes, 1), newest=True)
+    params = SamplingParams(max_new_tokens=4)
+    sampled = await rig.engine.sample(a_request(count=64, params=params))
+    steps = max(len(rollout.token_ids) for rollout in sampled.rollouts)
+    assert steps == 4
+    assert sampled.first_token_s == 0.5
+    assert sampled.held_s == 0.5 * (steps - 1)
+    await rig.engine.close()
