@@ -59,7 +59,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -180,7 +180,7 @@ def in_short(figures: dict[str, Figure], cell: str) -> str:
     )
 
 
-def goals(figures: dict[str, Figure]) -> list[Goal]:
+def goals(figures: Mapping[str, Figure]) -> list[Goal]:
     """Nobody waits: the worst cell counts."""
     found = []
     for name in ("learner_blocked_fraction", "sampler_blocked_fraction"):

@@ -9,6 +9,7 @@ import pytest
 
 from protocol.errors import EngineError
 from protocol.messages import SamplingParams
+from roles.sampler.engine import Sampled
 from tests.engine_rigs import Rig, a_request, some_factors
 
 
@@ -47,7 +48,7 @@ async def test_concluding_ends_what_runs_and_fails_what_has_not_begun(rig):
     await rig.engine.conclude()
     rig.release()
     for ended in await asyncio.gather(*running, return_exceptions=True):
-        assert isinstance(ended, EngineError) or len(ended.rollouts) < 4
+        assert isinstance(ended, EngineError) or (isinstance(ended, Sampled) and len(ended.rollouts) < 4)
     with pytest.raises(EngineError, match="concludes"):
         await late
     assert len((await rig.engine.sample(a_request())).rollouts) == 4, "who comes later is served"
