@@ -32,6 +32,9 @@ turn. It is also what a hanging answer takes away from the others, and bounds wh
 PATIENCE_WALL_S = 0.5
 """The same for what sleeps, and for the time a worker waits for its turn on a busy machine."""
 
+SHORTEST_LOOK_S = 0.005
+"""Looking at a worker's processor time costs some, too."""
+
 SLOW_PER_WORKER = 16
 """Slow items that may run beside each worker; beyond that the others wait. Bounds memory."""
 
@@ -258,10 +261,11 @@ class _Lease:
 
     def _expire(self) -> None:
         loop = asyncio.get_running_loop()
-        if loop.time() >= self._until[0] or self.worker.cpu_s() >= self._until[1]:
-            self.slow = self.pass_on()
+        left = min(self._until[0] - loop.time(), self._until[1] - self.worker.cpu_s())
+        if left <= 0:
+            self.slow, left = self.pass_on(), PATIENCE_S
         if not self.slow:
-            self._timer = loop.call_later(PATIENCE_S, self._expire)
+            self._timer = loop.call_later(max(left, SHORTEST_LOOK_S), self._expire)
 
 
 def _died() -> Score:
