@@ -158,7 +158,8 @@ class Run:
         offload = ThreadOffload("examiner")
         policies = Policies(ground.ring("examiner"), ground.store, offload)
         await policies.start()
-        first, last = (await policies.at(clock) for clock in (GENESIS, await policies.read_heads()))
+        first = await policies.at(GENESIS)
+        last = await policies.at(await policies.read_heads())
         await offload.close()
         return first.factors, last.factors
 
