@@ -5,8 +5,9 @@ turns each into evidence, once. Trials then draw streams of groups from the pool
 choice of groups and its own tests on them: of a newcomer, and of a sampler that was honest for
 ``HONEST_BEFORE`` groups. An attack can be told from noise if it changes tokens or log-probabilities of at
 least half of its groups by more than honest engines differ; others are listed, but are no part of the goal.
+Shares come with their 95 % intervals (Wilson), as ``…/low`` and ``…/high``.
 
-    python -m bench.audit --json [--model DIR] [--dtype bfloat16] [--no-seeds] [--groups N]
+    python -m bench.audit --json [--model DIR] [--dtype bfloat16] [--no-seeds] [--groups N] [--seed N]
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,58 +28,44 @@ from bench.lies.attacks import attacks
 from bench.lies.groups import Sent
 from bench.lies.scene import Scene
 from bench.lies.scenes import smollm2_scene, tiny_scene
+from bench.lies.trials import NEVER, Found, Pool, found_after, possible, wilson
 from node.calibrate import calibration
 from node.settings import read_environment
 from protocol.audit_spec import AuditSpec, ToleranceSpec
 from protocol.reasons import StructureFault
 from roles.verifier.audit_agreement import STATISTICS
-from roles.verifier.audit_stream import Chosen, Evidence, Stream, faults_of
 
 RATE = 0.1
 WITHIN = 50
-TRIALS = 200
 HONEST_BEFORE = 200
-HONEST_SAMPLERS, HONEST_GROUPS = 1000, 1000
-NEVER = 10**6
+HONEST_GROUPS = 1000
+"""Of each honest sampler."""
 LONGEST = 200
 """Groups after which a trial gives up."""
+ROLLOUTS = (8, 16, 32, 64, 128, 256)
+"""Audited rollouts after which the share of liars that were found is told."""
+HONEST_ROLLOUTS = (64, 256, 1024, 4096)
+TOLD = 0.5
+"""Share of an attack's groups that must be beyond honest noise if the attack is to be found."""
+SPEC = AuditSpec(rate=RATE)
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """Evidence of one kind of sampler."""
-
-    evidence: Sequence[Evidence]
-
-    @property
-    def refused(self) -> float:
-        """Share of its groups that are refused by themselves when they are audited."""
-        return float(np.mean([bool(faults_of(one)) for one in self.evidence]))
+def share(name: str, hits: int, trials: int) -> dict[str, Figure]:
+    """A share and its interval."""
+    low, high = wilson(hits, trials)
+    return {name: hits / trials, f"{name}/low": low, f"{name}/high": high}
 
 
-def found_after(
-    pool: Pool, honest: Pool, spec: AuditSpec, rng: np.random.Generator, before: int, most: int
-) -> tuple[int, int]:
-    """Groups until a sampler is found (``NEVER`` if not within ``most``), and how many were audited.
-
-    The sampler is honest for ``before`` groups.
-    """
-    stream = Stream("key", Chosen(rng.bytes(16), spec))
-    for number in range(before + most):
-        if not stream.wants():
-            continue
-        source = (honest if number < before else pool).evidence
-        stream.add(source[int(rng.integers(len(source)))])
-        if stream.guilty_of is not None:
-            return number + 1 - before, stream.audited
-    return NEVER, stream.audited
-
-
-def quantiles(found: Sequence[int]) -> dict[str, Figure]:
-    """How soon, over all trials."""
-    times = np.array(found)
-    cuts = {"p50": np.quantile(times, 0.5), "p99": np.quantile(times, 0.99)}
-    return {name: None if value >= NEVER else float(value) for name, value in cuts.items()}
+def told_of(found: Sequence[Found], group_size: int) -> dict[str, Figure]:
+    """How soon liars were found, over all trials: by groups, and by rollouts that were audited."""
+    groups = np.array([one.groups for one in found])
+    rollouts = np.array([one.audited * group_size if one.groups < NEVER else NEVER for one in found])
+    figures = share(f"within_{WITHIN}", int((groups <= WITHIN).sum()), len(found))
+    for name, times in (("groups", groups), ("rollouts", rollouts)):
+        for label, cut in (("p50", 0.5), ("p99", 0.99)):
+            value = float(np.quantile(times, cut, method="higher"))
+            figures[f"{name}_{label}"] = None if value >= NEVER else value
+    return figures | {f"by_rollouts_{count}": float((rollouts <= count).mean()) for count in ROLLOUTS}
 
 
 async def pools_of(
@@ -121,19 +107,58 @@ async def cost(scene: Scene, groups: int, dtype: str) -> dict[str, Figure]:
     }
 
 
+def detections(
+    pools: dict[str, Pool], honest: Pool, trials: int, group_size: int, rng: np.random.Generator
+) -> tuple[dict[str, Figure], Goal]:
+    """Trials of every attack, and the one that is found least among those that can be told from noise."""
+    figures: dict[str, Figure] = {}
+    least: tuple[float, str] = (1.0, "none")
+    told = 0
+    for name, pool in pools.items():
+        figures[f"{name}/refused"] = pool.refused
+        figures[f"{name}/possible"] = possible(pool.refused, SPEC, WITHIN)
+        for kind, before in (("newcomer", 0), ("established", HONEST_BEFORE)):
+            found = [found_after(pool, honest, SPEC, rng, before=before, most=LONGEST) for _ in range(trials)]
+            figures |= {f"{name}/{kind}/{k}": v for k, v in told_of(found, group_size).items()}
+            within = sum(one.groups <= WITHIN for one in found) / trials
+            if pool.refused >= TOLD and within <= least[0]:
+                least = within, f"{name}/{kind}"
+        told += pool.refused >= TOLD
+    worst = share("detection_min", round(least[0] * trials), trials)
+    figures |= worst | {"detection_min/attack": least[1], "told_from_noise": told, "attacks": len(pools) + 1}
+    return figures, Goal("detection_min", least[0], at_least=0.99)
+
+
+def quarantines(
+    honest: Pool, streams: int, group_size: int, rng: np.random.Generator
+) -> tuple[dict[str, Figure], Goal]:
+    """Honest samplers, each over ``HONEST_GROUPS`` groups."""
+    say(f"{streams} honest samplers over {HONEST_GROUPS} groups")
+    trials = [found_after(honest, honest, SPEC, rng, before=0, most=HONEST_GROUPS) for _ in range(streams)]
+    judged = [one for one in trials if one.groups < NEVER]
+    figures = share("honest/quarantined", len(judged), streams)
+    for count in HONEST_ROLLOUTS:
+        figures[f"honest/quarantined/by_rollouts_{count}"] = (
+            sum(one.audited * group_size <= count for one in judged) / streams
+        )
+    audited = sum(one.audited for one in trials) / (streams * HONEST_GROUPS)
+    figures |= {"honest/refused": honest.refused, "honest/audited_share": audited}
+    return figures, Goal("honest_quarantined", len(judged) / streams, at_most=1e-3)
+
+
 async def measure(options: argparse.Namespace, place: Path) -> tuple[dict[str, Figure], list[Goal]]:
     """Everything."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(options.seed)
     say("loading, and training six updates")
     if options.model:
-        scene, variants = await smollm2_scene(options.model, place, options.dtype)
+        scene, variants = await smollm2_scene(options.model, place, options.dtype, options.seed)
     else:
         models = read_environment().places.models
-        scene, variants = await tiny_scene(models, place, options.dtype)
+        scene, variants = await tiny_scene(models, place, options.dtype, options.seed)
     table = attacks(variants)
     honest = table.pop("honest")
-    say("honest groups")
-    tolerance = honest_tolerance(scene, await honest(scene, options.honest), rng)
+    say(f"{options.calibrate} honest groups for the limits, {options.honest} to be judged")
+    tolerance = honest_tolerance(scene, await honest(scene, options.calibrate), rng)
     if options.no_seeds:
         tolerance = tolerance.model_copy(update={"seed": None})
     fresh = await honest(scene, options.honest)
@@ -141,38 +166,14 @@ async def measure(options: argparse.Namespace, place: Path) -> tuple[dict[str, F
     pools = await pools_of(scene, table, options.groups, tolerance, rng)
     figures: dict[str, Figure] = {f"tolerance/{k}": v for k, v in tolerance.model_dump().items()}
     figures |= await cost(scene, min(8, options.groups), options.dtype)
-    spec = AuditSpec(rate=RATE)
-    detection = {}
-    for name, pool in pools.items():
-        lying = {}
-        for kind, before in (("newcomer", 0), ("established", HONEST_BEFORE)):
-            found = [found_after(pool, honest_pool, spec, rng, before, LONGEST)[0] for _ in range(TRIALS)]
-            lying[kind] = float(np.mean(np.array(found) <= WITHIN))
-            figures |= {f"{name}/{kind}/{k}": v for k, v in quantiles(found).items()}
-            figures[f"{name}/{kind}/within_{WITHIN}"] = lying[kind]
-        figures[f"{name}/refused"] = pool.refused
-        if pool.refused >= 0.5:  # noqa: PLR2004 see the head of this file
-            detection[name] = min(lying.values())
-    say(f"{HONEST_SAMPLERS} honest samplers over {HONEST_GROUPS} groups")
-    trials = [
-        found_after(honest_pool, honest_pool, spec, rng, 0, HONEST_GROUPS) for _ in range(HONEST_SAMPLERS)
-    ]
-    wrongly = float(np.mean([found <= HONEST_GROUPS for found, _ in trials]))
-    audited = float(np.mean([count for _, count in trials])) / HONEST_GROUPS
-    figures |= {
-        "honest/refused": honest_pool.refused,
-        "honest/quarantined": wrongly,
-        "honest/audited_share": audited,
-        "told_from_noise": len(detection),
-        "attacks": len(pools) + 1,
-        "completions truncated/refused": f"always: {StructureFault.LENGTH_WITHOUT_LIMIT.value}",
-    }
     await scene.close()
-    goals = [
-        Goal("detection_min", min(detection.values()), at_least=0.99),
-        Goal("honest_quarantined", wrongly, at_most=1e-3),
-    ]
-    return figures, goals
+    size = scene.spec.sampling.group_size
+    say(f"{options.trials} trials of each attack")
+    found, detection_min = detections(pools, honest_pool, options.trials, size, rng)
+    left_alone, honest_quarantined = quarantines(honest_pool, options.streams, size, rng)
+    figures |= found | left_alone
+    figures["completions truncated/refused"] = f"always: {StructureFault.LENGTH_WITHOUT_LIMIT.value}"
+    return figures, [detection_min, honest_quarantined]
 
 
 def main() -> None:
@@ -180,8 +181,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="a folder with SmolLM2-135M; default: the tiny model")
     parser.add_argument("--dtype", default="float32", help="of the samplers' engines; the verifier's is fp32")
-    parser.add_argument("--groups", type=int, default=60, help="in the pool of each attack")
-    parser.add_argument("--honest", type=int, default=300, help="honest groups, for the limits and again")
+    parser.add_argument("--groups", type=int, default=200, help="in the pool of each attack")
+    parser.add_argument("--calibrate", type=int, default=300, help="honest groups that set the limits")
+    parser.add_argument("--honest", type=int, default=3000, help="honest groups in the pool to be judged")
+    parser.add_argument("--trials", type=int, default=1000, help="of each attack")
+    parser.add_argument("--streams", type=int, default=10_000, help="honest samplers")
+    parser.add_argument("--seed", type=int, default=0, help="another one gives other groups and trials")
     parser.add_argument("--no-seeds", action="store_true", help="as for engines that do not use the seed")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -4,6 +4,7 @@ One process, real roles on a broker in memory: learner, verifier, an honest samp
 tiny model. The liars sample at temperature 2 and report each token as improbable, so that wrong answers get
 ratios in the thousands. Three arms: all three honest, two liars without audits, two liars with audits. The
 reward is the success rate of the final policy on held-out problems, sampled by an engine of the bench's own.
+Goals: audited, the liars cost no more than honest runs differ by their seeds; not audited, they cost more.
 
     python -m bench.liars --json [--updates N] [--seeds N]
 """
@@ -15,7 +16,9 @@ import asyncio
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -34,6 +37,7 @@ from node.runtime import ThreadOffload, flatten
 from node.settings import NodeSettings, Places, read_environment
 from node.system_clock import SystemClock
 from node.wiring import Ground, build_learner, build_sampler, build_verifier
+from protocol.clock import GENESIS
 from protocol.codec import decode_as, readable
 from protocol.errors import OperatorError
 from protocol.identity import Identity
@@ -51,6 +55,8 @@ from roles.tasks.prompts import PromptBuilder
 
 TOLERANCES = {"transformers-*": {"median": 1e-4, "p90": 1e-4, "largest": 1e-3, "bias": 1e-4, "seed": 1e-4}}
 PROBLEMS, COMPLETIONS = 256, 4
+EXAM_NOISE = 0.03
+"""Two standard errors of an exam's success rate: no smaller difference is one."""
 LIES_AT = 2.0
 """Temperature."""
 REPORTED = -8.0
@@ -146,15 +152,16 @@ class Run:
                 lies = number >= 3 - liars
                 group.create_task(self.play(f"sampler-{number + 1}", "sampler", lies=lies))
 
-    async def final_policy(self) -> Factors:
-        """What the run came to."""
+    async def policies(self) -> tuple[Factors, Factors]:
+        """What the run began with, and what it came to."""
         ground = self.ground("examiner", "learner")
         offload = ThreadOffload("examiner")
         policies = Policies(ground.ring("examiner"), ground.store, offload)
         await policies.start()
-        factors = (await policies.at(await policies.read_heads())).factors
+        first = await policies.at(GENESIS)
+        last = await policies.at(await policies.read_heads())
         await offload.close()
-        return factors
+        return first.factors, last.factors
 
     def books(self) -> tuple[Counter[str], list[Standing]]:
         """Dead letters by reason, and judgements."""
@@ -230,37 +237,50 @@ async def arm(seed: int, updates: int, *, liars: int, rate: float, places: Place
         await run.whole(liars)
         seconds = time.perf_counter() - began
         letters, standings = run.books()
-        reward = await exam(model, run_spec, await run.final_policy())
+        first, last = await run.policies()
         return {
-            "reward": reward,
+            "reward_before": await exam(model, run_spec, first),
+            "reward": await exam(model, run_spec, last),
             "wall_s": seconds,
             "quarantined": sum(one.judgement.value == "quarantined" for one in standings),
             "refused": letters["audit_failed"] + letters["quarantined"],
         }
 
 
+def goals_of(rewards: Mapping[str, Sequence[float]]) -> tuple[dict[str, Figure], list[Goal]]:
+    """Means of the arms, and what they differ by beside what honest runs differ by."""
+    means = {name: fmean(values) for name, values in rewards.items()}
+    honest = rewards["honest"]
+    spread = max(honest) - min(honest)
+    figures: dict[str, Figure] = {f"{name}/reward": value for name, value in means.items()}
+    figures["honest/spread"] = spread
+    allowed = max(spread, EXAM_NOISE)
+    with_audits, without = (means["honest"] - means[name] for name in ("liars, audited", "liars"))
+    return figures, [
+        Goal("reward_lost_with_audits", with_audits, at_most=allowed),
+        Goal("reward_lost_without_audits", without, at_least=allowed),
+    ]
+
+
 def main() -> None:
     """Three arms, each with every seed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--updates", type=int, default=60)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--updates", type=int, default=12)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     places = read_environment().places
     figures: dict[str, Figure] = {}
     rewards: dict[str, list[float]] = {}
-    for name, liars, rate in (("honest", 0, 0.0), ("liars", 2, 0.0), ("liars, audited", 2, 0.1)):
-        for seed in range(options.seeds):
+    for seed in range(options.seeds):
+        for name, liars, rate in (("honest", 0, 0.0), ("liars", 2, 0.0), ("liars, audited", 2, 0.1)):
             found = asyncio.run(arm(seed, options.updates, liars=liars, rate=rate, places=places))
             say(f"{name}, seed {seed}: {found}")
             figures |= {f"{name}/seed {seed}/{key}": value for key, value in found.items()}
             rewards.setdefault(name, []).append(float(found["reward"] or 0))
-    means = {name: float(np.mean(values)) for name, values in rewards.items()}
-    spread = float(np.ptp(rewards["honest"]))
-    figures |= {f"{name}/reward": value for name, value in means.items()} | {"honest/spread": spread}
-    lost = means["honest"] - means["liars, audited"]
-    report(figures, [Goal("reward_lost_with_audits", lost, at_most=max(spread, 0.03))])
+    means, goals = goals_of(rewards)
+    report(figures | means, goals)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -68,7 +69,16 @@ def standing_lines(standing: Standing) -> list[str]:
     ]
     for finding in standing.findings:
         lines += _finding_lines(finding)
-    return lines
+    return lines + revoke_lines([standing])
+
+
+def revoke_lines(standings: Sequence[Standing]) -> list[str]:
+    """How the broker's owner keeps quarantined samplers from taking tasks; nothing if none is."""
+    nodes = dict.fromkeys(one.node for one in standings if one.judgement is Judgement.QUARANTINED)
+    if not nodes:
+        return []
+    commands = (f"  grpo-node revoke {node}" for node in nodes)
+    return ["nothing it sends is used; if it was invited, this keeps it from taking tasks, too:", *commands]
 
 
 def _finding_lines(finding: Finding) -> list[str]:

@@ -39,7 +39,7 @@ class AuditSpec(Spec):
     """A sampler's first groups, all audited."""
     tokens_max: Count = 16384
     """Tokens of one audit, prompts included; of a larger group some rollouts are audited."""
-    false_quarantines: Annotated[float, Field(gt=0, lt=0.5)] = 5e-4
+    false_quarantines: Annotated[float, Field(gt=0, lt=0.5)] = 2.5e-4
     """Bound on the chance that an honest sampler is ever found guilty by one verifier."""
     grace_s: NonNegative = 30.0
     """How long a sampler that was told of its malfunction may still send what it had begun."""

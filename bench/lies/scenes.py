@@ -20,11 +20,12 @@ SMALLER_LAYERS = 0.8
 """Share of its layers that stands for a smaller SmolLM2."""
 
 
-def spec_of(ref: str, *, group_size: int, tokens: int, rate: float) -> RunSpec:
+def spec_of(ref: str, *, group_size: int, tokens: int, rate: float, seed: int) -> RunSpec:
     """A run of an adapter of rank 4."""
     return RunSpec.model_validate(
         {
             "name": "bench",
+            "seed": seed,
             "model": {"ref": ref},
             "lora": {"rank": 4, "alpha": 8},
             "tasks": {"source": "builtin:sort-digits"},
@@ -36,21 +37,25 @@ def spec_of(ref: str, *, group_size: int, tokens: int, rate: float) -> RunSpec:
     )
 
 
-async def tiny_scene(models: Path, place: Path, dtype: str = "float32") -> tuple[Scene, Variants]:
+async def tiny_scene(
+    models: Path, place: Path, dtype: str = "float32", seed: int = 0
+) -> tuple[Scene, Variants]:
     """The tiny model; ``models`` is where it is kept, ``place`` takes the liars' models."""
     directory = tiny_model(models, 0)
-    prompts = [row[:PROMPT_TOKENS].astype(np.int32) for row in demonstrations(PROMPTS, 99)]
+    prompts = [row[:PROMPT_TOKENS].astype(np.int32) for row in demonstrations(PROMPTS, 99 + seed)]
 
     def reward(prompt: Sequence[int], completion: Sequence[int]) -> float:
         return float([*sorted(prompt[1 : 1 + DIGITS]), EOS] == list(completion))
 
-    spec = spec_of("builtin:tiny", group_size=8, tokens=DIGITS + 1, rate=3e-3)
+    spec = spec_of("builtin:tiny", group_size=8, tokens=DIGITS + 1, rate=3e-3, seed=seed)
     scene = await Scene.open(spec, directory, (EOS,), prompts, reward, groups_per_update=8)
     variants = Variants(eight_bit(directory, place / "8-bit"), tiny_model(models, 0, steps=200), 3, dtype)
     return scene, variants
 
 
-async def smollm2_scene(directory: Path, place: Path, dtype: str = "float32") -> tuple[Scene, Variants]:
+async def smollm2_scene(
+    directory: Path, place: Path, dtype: str = "float32", seed: int = 0
+) -> tuple[Scene, Variants]:
     """SmolLM2-135M-Instruct as ``examples/smollm2.py`` makes it."""
     tokenizer = load_tokenizer(directory)
     asked = [
@@ -69,7 +74,7 @@ async def smollm2_scene(directory: Path, place: Path, dtype: str = "float32") ->
         found = re.findall(r"\d+", str(tokenizer.decode(list(completion))))
         return float(bool(found) and int(found[-1][:9]) == int(a) + int(b))
 
-    spec = spec_of(str(directory), group_size=4, tokens=32, rate=4e-5)
+    spec = spec_of(str(directory), group_size=4, tokens=32, rate=4e-5, seed=seed)
     eos_ids = stop_token_ids(directory, tokenizer)
     prompts: list[Sequence[int]] = [np.asarray(ids, np.int32).tolist() for ids in asked]
     scene = await Scene.open(spec, directory, eos_ids, prompts, reward, groups_per_update=4)

@@ -34,6 +34,7 @@ def list_judged(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """List every sampler that was judged."""
+    from node.audits import revoke_lines
 
     async def work(standings: Standings) -> list[Standing]:
         return standings.all
@@ -42,8 +43,10 @@ def list_judged(
     for one in found:
         line = f"{one.node:<20} {one.judgement.value:<12} by {one.judge}: {one.reason}"
         print(_as_json(one) if as_json else line)
-    if not found and not as_json:
-        print("no sampler was judged")
+    if as_json:
+        return
+    for line in revoke_lines(found) if found else ["no sampler was judged"]:
+        print(line)
 
 
 @app.command("show")

@@ -8,6 +8,10 @@ that it *ever* reaches 1/a is at most a (Ville's inequality; Wald's sequential t
 Who lies from the thousandth group on must not live on the credit of honest ones, so each test is a mixture:
 with weight 1/(n(n+1)) it begins at the n-th group. The weights sum to 1, hence the same bound holds, and a
 late liar costs the test 2 ln n more evidence than an early one.
+
+Whether to look closer may be decided on less: the sum of the products begun at each group, with no weights
+(Shiryaev 1963, Roberts 1966), has a mean of n after n honest groups. So a level A is reached after A of
+them on average, or more, and a late liar reaches it as soon as an early one.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ class SequentialTest:
     def __init__(self, alternatives: int) -> None:
         self._begun = np.full(alternatives, -np.inf)
         """log of the summed products that have begun, for each alternative."""
+        self._recent = np.full(alternatives, -np.inf)
+        """log of the sum of products, for each alternative."""
         self._size = alternatives
         self.count = 0
         """Groups seen."""
@@ -39,6 +45,14 @@ class SequentialTest:
         self._begun = np.logaddexp(self._begun, start) + log_ratios
         begun = np.logaddexp.reduce(self._begun) - math.log(self._size)
         self.log_evidence = float(np.logaddexp(begun, -math.log(self.count + 1)))
+        self._recent = np.logaddexp(self._recent, 0.0) + log_ratios
+
+    def alarmed(self, level: float) -> bool:
+        """Whether the sum of products, over the alternatives' mean, is at ``level``; it begins anew then."""
+        alarmed = log_mean(self._recent) >= math.log(level)
+        if alarmed:
+            self._recent.fill(-np.inf)
+        return alarmed
 
     @property
     def best(self) -> int:

@@ -2,8 +2,9 @@
 
     group ─▶ wanted? ─▶ (recompute) ─▶ Evidence ─▶ tests ─▶ guilty of …, or nothing
 
-Five tests share the bound on false findings evenly. Behind a fault, and while a test is suspicious, every
-group is audited: which groups are looked at depends on the past only, so the bound holds all the same.
+Five tests share the bound on false findings evenly. Behind a fault or an alarm, and while a test is
+suspicious, every group is audited: which groups are looked at depends on the past only, so the bound holds
+all the same.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ from roles.verifier.audit_process import FLAG_RATES, Ranks, SequentialTest, flag
 SUSPICION = math.log(4)
 """Evidence from which on every group is audited; an honest sampler ever gets there once in four times."""
 
+ALARM = 100
+"""Recent evidence of a test, at which it asks for a closer look; honest work makes each of the tests ask once
+in so many audited groups, or less often."""
+
 ALERT = 10
-"""Groups audited one after the other behind a group with a fault."""
+"""Groups audited one after the other behind a group with a fault, or an alarm."""
 
 GROUP_LEVEL = 1e-4
 """Bound on the share of honest audited groups that are refused for their tokens, by each of the tests."""
@@ -126,7 +131,8 @@ class Stream:
         for name, ratios in parts.items():
             self._tests[name].add(ratios)
         faults = tuple(faults_of(evidence))
-        if faults:
+        alarms = [test.alarmed(ALARM) for test in self._tests.values()]
+        if faults or any(alarms):
             self._alert = ALERT
         return faults
 

@@ -80,6 +80,7 @@ async def test_the_evidence_is_shown(bus: NatsBus, capsys: pytest.CaptureFixture
     assert "numbers: median 0.31, surprise 4.5" in out
     assert f"2 rollouts of train row 0, signed by {LIAR.public_key}" in out
     assert "0: 3 tokens, stop, mean log-probability -0.292: 4 5 2" in out
+    assert out.endswith("keeps it from taking tasks, too:\n  grpo-node revoke sampler-1\n")
     code, out, _ = await said(capsys, "show", LIAR.public_key, "--json")
     shown = json.loads(out)
     assert (code, shown["findings"][0]["clock"], shown["audited"]) == (0, "learner-1:3", 12)
@@ -89,13 +90,16 @@ async def test_the_evidence_is_shown(bus: NatsBus, capsys: pytest.CaptureFixture
 async def test_a_quarantine_is_lifted_once_and_keeps_its_evidence(
     bus: NatsBus, capsys: pytest.CaptureFixture[str]
 ):
-    assert (await said(capsys, "list"))[1].startswith("sampler-1            quarantined  by verifier-1:")
+    _, out, _ = await said(capsys, "list")
+    assert out.startswith("sampler-1            quarantined  by verifier-1:")
+    assert out.endswith("\n  grpo-node revoke sampler-1\n")
     code, out, _ = await said(capsys, "lift", "sampler-1")
     assert (code, out) == (0, "sampler-1 may work again; start it anew if it has stopped\n")
     entry = await bus.get(Bucket.RUN, KEY)
     assert entry is not None
     standing = decode_as(entry.value, Standing)
     assert (standing.judgement, standing.judge, len(standing.findings)) == (Judgement.LIFTED, "operator", 1)
+    assert "revoke" not in (await said(capsys, "list"))[1]
     code, _, err = await said(capsys, "lift", "sampler-1")
     assert (code, err) == (2, "grpo-node: sampler-1 is not quarantined: operator has lifted that\n")
     await bus.close()

@@ -166,6 +166,12 @@ class Courtroom:
         entry = self.ground.run.buckets[Bucket.RUN].get(standing_key(an_identity(node).public_key))
         return decode_as(entry.value, Standing) if entry else None
 
+    def judged(self, node: str) -> Standing:
+        """The same of a node that was judged."""
+        standing = self.standing(node)
+        assert standing is not None, f"nobody judged {node}"
+        return standing
+
     @property
     def verified(self) -> list[VerifiedGroup]:
         """What went on to learners."""

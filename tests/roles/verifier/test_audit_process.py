@@ -57,6 +57,27 @@ def test_a_late_liar_is_found_in_spite_of_a_long_honest_past():
     assert needed <= 9
 
 
+def test_a_late_liar_raises_the_alarm_as_soon_as_an_early_one():
+    for honest in (0, 5000):
+        test = SequentialTest(len(FLAG_RATES))
+        for _ in range(honest):
+            test.add(flag_ratios(0.02, flagged=False))
+        alarms = []
+        for _ in range(4):
+            test.add(flag_ratios(0.02, flagged=True))
+            alarms.append(test.alarmed(100.0))
+        assert alarms == [False, True, False, True], "and begins anew"
+
+
+def test_honest_flags_raise_an_alarm_no_more_often_than_the_level_says():
+    rng, alarms, groups = np.random.default_rng(3), 0, 20_000
+    test = SequentialTest(len(FLAG_RATES))
+    for flag in rng.random(groups) < 0.02:
+        test.add(flag_ratios(0.02, flagged=bool(flag)))
+        alarms += test.alarmed(50.0)
+    assert 0 < alarms <= groups / 50
+
+
 @pytest.mark.parametrize("rate", [0.001, 0.02, 0.3])
 def test_flags_are_fair_bets_at_their_rate(rate: float):
     mean = rate * np.exp(flag_ratios(rate, flagged=True)) + (1 - rate) * np.exp(
