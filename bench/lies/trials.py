@@ -68,7 +68,8 @@ def possible(refused: float, spec: AuditSpec, groups: int) -> float:
     Where the task's seed ties every token, a group that shows nothing is token for token an honest one, and
     no evidence. ``refused`` is the share of groups that show; about one in ``1 / rate`` is audited.
     """
-    return 1 - (1 - refused) ** (spec.rate * groups)
+    missed: float = (1 - refused) ** (spec.rate * groups)
+    return 1 - missed
 
 
 def wilson(hits: int, trials: int, z: float = 1.96) -> tuple[float, float]:

@@ -82,7 +82,7 @@ async def test_honest_samplers_beside_a_liar_do_its_work(tmp_path: Path):
 async def test_whoever_ignores_its_quarantine_is_refused_by_every_verifier(tmp_path: Path):
     async with a_court(tmp_path, Forger) as court:
         await court.groups(40)
-        assert court.judged("sampler-1")
+        assert court.judged("sampler-1").judgement is Judgement.QUARANTINED
         court.verifier("verifier-2")
         await court.ground.clock.sleep(4.0)
         before = court.buried(DeadReason.QUARANTINED)
