@@ -104,7 +104,9 @@ class Scene:
         """Sample fresh tasks, with another adapter, model, seed or other parameters than they ask for."""
         engine = self.engine(directory, dtype)
         name = f"v{version}"
-        await engine.load_policy(name, self.versions[version], newest=False)
+        # A smaller model has no place for what belongs to the layers that it lacks.
+        fitting = {key: value for key, value in self.versions[version].items() if key in engine.shapes}
+        await engine.load_policy(name, fitting, newest=False)
         tasks = [self.task() for _ in range(groups)]
         requests = [
             SampleRequest(

@@ -128,6 +128,7 @@ def test_the_worst_cell_is_held_against_the_goals():
 
 
 @pytest.mark.e2e
+@pytest.mark.release
 @pytest.mark.timeout(400)
 def test_the_quick_bench_follows_versions_through_a_run_that_a_sampler_joins():
     command = [sys.executable, "-m", "bench.publish", "--quick", "--stores", "hub", "--ranks", "2"]
