@@ -94,7 +94,7 @@ def main() -> None:
             adapter = adapter_directory(work, Path(directory))
             wait_for(url, server)
             post(f"{url}/v1/load_lora_adapter", {"lora_name": "policy-1", "lora_path": str(adapter)})
-            sample_all(work, url)
+            sample_all(work, url, server.pid)
     finally:
         server.terminate()
         server.wait(60)
@@ -112,7 +112,7 @@ def wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
     raise SystemExit("the vLLM server did not start")
 
 
-def sample_all(work: Work, url: str) -> None:
+def sample_all(work: Work, url: str, server: int) -> None:
     """All groups at once, a request each."""
 
     def sample(prompt: list[int], new_tokens: int) -> tuple[list[int], float]:
@@ -131,7 +131,7 @@ def sample_all(work: Work, url: str) -> None:
 
     prompts = [prompt.tolist() for prompt in work.prompts()]
     sample(work.prompts(seed=9)[0].tolist(), WARM_UP_TOKENS)
-    watch = Stopwatch(work)
+    watch = Stopwatch(work, server)
     with ThreadPoolExecutor(len(prompts)) as pool:
         done = list(pool.map(lambda prompt: sample(prompt, work.new_tokens), prompts))
     watch.report([length for lengths, _ in done for length in lengths], [end for _, end in done])

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 EOS_EVERY = 61
@@ -66,25 +67,36 @@ class Work:
 
 
 class Stopwatch:
-    """Counts what an arm sampled and how long it took."""
+    """Counts what an arm sampled and how long it took; a server is told by its process."""
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self._start, self._cpu = time.perf_counter(), _cpu_s()
+    def __init__(self, work: Work, server: int | None = None) -> None:
+        self._work, self._server = work, server
+        self._start, self._cpu = time.perf_counter(), self._cpu_s()
 
     def report(self, lengths: Sequence[int], group_ends_s: Sequence[float]) -> None:
         """``lengths`` of all completions; when each group was whole, as ``time.perf_counter`` says."""
-        wall_s, cpu_s = time.perf_counter() - self._start, _cpu_s() - self._cpu
+        wall_s, cpu_s = time.perf_counter() - self._start, self._cpu_s() - self._cpu
         result: dict[str, Any] = {
             "tokens": sum(lengths),
             "longest": max(lengths),
             "tokens_per_s": sum(lengths) / wall_s,
             "tokens_per_cpu_s": sum(lengths) / cpu_s,
             "first_group_s": min(group_ends_s) - self._start,
-            "peak_mb": max(_peak_mb(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)),
+            "peak_mb": self._peak_mb(),
         }
         # The result's own line is told from what libraries print by its key.
         print(json.dumps({"sampled": result, "work": asdict(self._work)}), flush=True)
+
+    def _cpu_s(self) -> float:
+        if self._server is None:
+            return sum(os.times()[:4])
+        return float(sum(sum(process.cpu_times()[:2]) for process in _tree(self._server)))
+
+    def _peak_mb(self) -> float:
+        """Of a server what its processes hold at the end, pages that they share counted for each."""
+        if self._server is None:
+            return max(_peak_mb(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return float(sum(process.memory_info().rss for process in _tree(self._server))) / 1e6
 
 
 def work_of_this_process() -> Work:
@@ -92,8 +104,9 @@ def work_of_this_process() -> Work:
     return Work(**json.loads(sys.argv[1]))
 
 
-def _cpu_s() -> float:
-    return sum(os.times()[:4])
+def _tree(pid: int) -> list[psutil.Process]:
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
 
 
 def _peak_mb(who: int) -> float:
