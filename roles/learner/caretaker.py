@@ -27,7 +27,8 @@ class Committed:
     head: Head
     version: float
     """Of the policy at ``head.clock``."""
-    state: State
+    state: Callable[[], State]
+    """Gives the optimizer's state once it is copied; it may take a moment."""
     policy: Factors
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -130,16 +130,18 @@ async def _consumed_since(ring: Ring, head: Head, listed: Collection[str]) -> di
     return found
 
 
-async def save_state(ring: Ring, store: AdapterStore, offload: Offload, head: Head, state: State) -> bool:
+async def save_state(
+    ring: Ring, store: AdapterStore, offload: Offload, head: Head, state: Callable[[], State]
+) -> bool:
     """Keep the optimizer's state of ``head``; a store that refuses costs a warning, not the run.
 
-    Returns whether it is kept.
+    ``state`` is called off the loop. Returns whether it is kept.
     """
     spec = ring.spec
 
     def describe() -> tuple[Manifest, dict[str, bytes]]:
         files = {
-            STATE_FILE: save({name: np.ascontiguousarray(array) for name, array in state.items()}),
+            STATE_FILE: save({name: np.ascontiguousarray(array) for name, array in state().items()}),
             STATE_INFO_FILE: json.dumps({"count": head.count, "clock": dict(head.clock.counts)}).encode(),
         }
         manifest = Manifest(

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import numpy as np
 
-from roles.learner.policy import Sample, State, StepResult, uneven
+from roles.learner.policy import Sample, State, StepResult, at_hand, uneven
 from roles.policy.compose import Factors, fault
 
 MOMENTUM = 0.9
@@ -51,6 +52,10 @@ class FakePolicy:
         """A copy of the current factors."""
         return {name: tensor.copy() for name, tensor in self._factors.items()}
 
+    def current(self) -> Factors:
+        """The factors themselves: the next step changes them."""
+        return self._factors
+
     def step(self, samples: Sequence[Sample], update: int) -> StepResult:
         """One step; no update when every advantage is zero. Raises ValueError on a malformed sample."""
         if not samples:
@@ -73,10 +78,10 @@ class FakePolicy:
         self._steps += 1
         return StepResult(updated=True, metrics={"grad_norm": norm**0.5})
 
-    def state(self) -> State:
+    def state(self) -> Future[State]:
         """Momentum and step count."""
         momentum = {f"momentum.{name}": tensor.copy() for name, tensor in self._momentum.items()}
-        return {**momentum, "steps": np.array([self._steps], np.int64)}
+        return at_hand({**momentum, "steps": np.array([self._steps], np.int64)})
 
     def restore(self, state: State) -> None:
         """Return to a saved state. Raises KeyError if it is another policy's."""

@@ -7,6 +7,7 @@ the base model, the LoRA factors, the optimizer and the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,6 +73,13 @@ State = dict[str, NDArray[np.generic]]
 """Optimizer moments, step counts and random state by name; enough to go on exactly."""
 
 
+def at_hand(state: State) -> Future[State]:
+    """A state that nobody has to wait for."""
+    future: Future[State] = Future()
+    future.set_result(state)
+    return future
+
+
 class Policy(Protocol):
     """A trainable LoRA policy. All methods are synchronous and heavy: call them off the event loop."""
 
@@ -87,12 +95,19 @@ class Policy(Protocol):
         """A copy of the current factors, fp32."""
         ...
 
+    def current(self) -> Factors:
+        """The factors to read at once: what they say after the next ``step`` or ``load`` is undefined."""
+        ...
+
     def step(self, samples: Sequence[Sample], update: int) -> StepResult:
         """One optimizer step over all ``samples``; ``update`` (from 0) sets the learning rate."""
         ...
 
-    def state(self) -> State:
-        """A copy of everything but the factors that the next step depends on."""
+    def state(self) -> Future[State]:
+        """A copy of everything but the factors that the next step depends on, as it is now.
+
+        It may be made while the next step runs.
+        """
         ...
 
     def restore(self, state: State) -> None:

@@ -13,7 +13,6 @@ took (the *residual*) is part of the progress that the next one publishes (error
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +22,8 @@ from numpy.typing import NDArray
 from protocol.clock import VectorClock
 from protocol.runspec import LearnerSpec, UpdateDtype
 from roles.policy.bfloat16 import rounded
-from roles.policy.compose import Factors, compose, factors_digest, fault, version_of
-from roles.policy.norm_bound import UNRECORDED, Step, step_norm
+from roles.policy.compose import Factors, compose, composed, factors_digest, fault, version_of
+from roles.policy.norm_bound import UNRECORDED, Step, norm_at_one, squared
 
 DEFAULTS = LearnerSpec()
 
@@ -129,19 +128,26 @@ class Register:
         The learner must go on from ``policy``: it differs from ``factors`` by rounding, and only it is what
         every peer composes. Nothing is judged here: ``norm_bound.out_of_proportion`` does.
         """
-        scale, before = np.float32(weight), self._own
+        self.count += 1
+        self.own_weight += weight
+        scale, own, base, residual, squares = np.float32(weight), {}, {}, {}, []
         with np.errstate(over="ignore", invalid="ignore"):  # a step that is not finite is told by its norm
-            self._own = self._stored(lambda name: scale * (factors[name] - self.base[name]))
-            self.count += 1
-            self.own_weight += weight
-            self.base = self._compose(self._own)
+            for name, before in self._own.items():  # one after the other, while the processor's cache has it
+                progress = scale * (factors[name] - self.base[name])
+                own[name] = before + (progress + self._residual[name] if self._residual else progress)
+                if self._dtype == "bfloat16":
+                    wanted, own[name] = own[name], rounded(own[name])
+                    residual[name] = wanted - own[name]
+                base[name] = composed(self._genesis[name], self._changes(name, own[name]))
+                squares.append(squared(own[name] - before))
+        self._own, self.base, self._residual = own, base, residual
         return Published(
             update=self._own,
             clock=self.clock,
             own_weight=self.own_weight,
             version=self.version,
             policy=self.base,
-            step_norm=step_norm(self._own, before, weight),
+            step_norm=norm_at_one(squares, weight),
             dtype=self._dtype,
         )
 
@@ -166,24 +172,14 @@ class Register:
         self.base = self._compose(self._own)
         return {name: self.base[name] + (factors[name] - before[name]) for name in self.base}
 
-    def _stored(self, progress: Callable[[str], NDArray[Any]]) -> Factors:
-        """This learner's next update as it is stored; what rounding takes is kept for the one after.
-
-        ``progress`` tells a factor's since ``base``: one at a time, a step waits for less memory.
-        """
-        if self._dtype == "float32":
-            return {name: own + progress(name) for name, own in self._own.items()}
-        kept = self._residual
-        wanted = {
-            name: own + (progress(name) + kept[name] if kept else progress(name))
-            for name, own in self._own.items()
-        }
-        stored = {name: rounded(tensor) for name, tensor in wanted.items()}
-        self._residual = {name: wanted[name] - stored[name] for name in wanted}
-        return stored
-
     def _compose(self, own: Factors) -> Factors:
-        updates = {learner: peer.update for learner, peer in self._peers.items()}
+        return {
+            name: composed(tensor, self._changes(name, own[name])) for name, tensor in self._genesis.items()
+        }
+
+    def _changes(self, name: str, own: NDArray[Any]) -> list[NDArray[Any]]:
+        """What all learners' updates change of one factor, in the order in which ``compose`` adds them."""
+        changes = {learner: peer.update[name] for learner, peer in self._peers.items()}
         if self.count:
-            updates[self._learner] = own
-        return compose(self._genesis, updates)
+            changes[self._learner] = own
+        return [changes[learner] for learner in sorted(changes)]

@@ -7,6 +7,7 @@ update, and back to the last committed point when a commit fails.
 from __future__ import annotations
 
 import math
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ import structlog
 
 from protocol.ports import Clock
 from roles.learner.batch import Batch
-from roles.learner.policy import Policy, State, StepResult
+from roles.learner.policy import Policy, State, StepResult, at_hand
 from roles.learner.register import Published, Register
 from roles.policy.compose import Factors, whole_updates
 from roles.policy.norm_bound import Step, out_of_proportion
@@ -33,8 +34,15 @@ class SafePoint:
     """Everything a learner returns to when a commit fails: register and optimizer state."""
 
     register: Register
-    state: State
-    """The optimizer's, and the register's residual."""
+    optimizer: Future[State]
+    """The optimizer's state; perhaps it is still being copied."""
+
+    def state(self) -> State:
+        """What a restarted learner goes on from: the optimizer's state, and the register's residual.
+
+        Waits for the copy: call it off the event loop.
+        """
+        return self.optimizer.result() | _residual_state(self.register)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,7 @@ class Stepper:
 
     def safe_point(self) -> SafePoint:
         """A copy of where this learner stands."""
-        return SafePoint(self.register.copy(), self._policy.state() | _residual_state(self.register))
+        return SafePoint(self.register.copy(), self._policy.state())
 
     def step(self, batch: Batch, weight: float, publish_every: int = 1) -> StepOutcome:
         """One optimizer step; makes an update of ``weight`` when ``publish_every`` steps are done."""
@@ -84,7 +92,7 @@ class Stepper:
                 published, result = self._publish(result, weight)
             self._steps_since, self._changed = 0, False
             after = self.safe_point()
-            self._settled = after.state
+            self._settled = after.optimizer
         ended = self._clock.monotonic()
         return StepOutcome(result, due, published, after, ended - started, ended - trained)
 
@@ -96,7 +104,7 @@ class Stepper:
             update.factors,
             manifest.count,
             manifest.weight,
-            self._policy.factors(),
+            self._policy.current(),
             Step.of(manifest),
         )
         self._policy.load(factors)
@@ -104,7 +112,7 @@ class Stepper:
     def restore(self, point: SafePoint) -> None:
         """Return to a safe point; what was trained since is gone."""
         self.register = point.register.copy()
-        self._settled = point.state
+        self._settled = point.optimizer
         self._go_back()
         self._steps_since, self._changed = 0, False
 
@@ -112,14 +120,14 @@ class Stepper:
         """Set the optimizer's state, and the residual that was saved with it."""
         if residual := residual_in(state, self.register.count):
             self.register.residual = residual
-        self._settled = state
-        self._policy.restore(_optimizer_state(state))
+        self._settled = at_hand(_optimizer_state(state))
+        self._policy.restore(self._settled.result())
 
     def _publish(self, result: StepResult, weight: float) -> tuple[Published | None, StepResult]:
         """The next update, unless it would be out of proportion: then all that was trained since the last
         one is gone, as after a step that was not finite."""
         tried = self.register.copy()
-        published = tried.publish(self._policy.factors(), weight)
+        published = tried.publish(self._policy.current(), weight)
         metrics = result.metrics | {"step/norm": published.step_norm}
         if why := out_of_proportion(published.step, tried.peers_steps, tried.settings):
             log.warning("step_out_of_proportion", reason=why, clock=self.register.clock.text)
@@ -134,7 +142,7 @@ class Stepper:
     def _go_back(self) -> None:
         """To the register's policy, without any unpublished progress."""
         self._policy.load(self.register.base)
-        self._policy.restore(_optimizer_state(self._settled))
+        self._policy.restore(self._settled.result())
 
 
 def residual_in(state: State, count: int) -> Factors:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
 from protocol.runspec import LearnerSpec
-from roles.learner.policy import State
+from roles.learner.policy import State, at_hand
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -29,6 +31,9 @@ class FactorOptimizer:
             eps=1e-8,
             weight_decay=spec.weight_decay,
         )
+        self._background = ThreadPoolExecutor(1, "optimizer-state")
+        self._copied = at_hand({})
+        """The newest copy of the moments; they must not change before it is made."""
 
     def zero_gradients(self) -> None:
         """Forget what earlier backward passes left."""
@@ -44,18 +49,22 @@ class FactorOptimizer:
             return None
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
+        wait([self._copied])
         self._adam.step()
         return norm
 
-    def state(self) -> State:
-        """A copy of both moments of every factor and of the number of steps; empty before the first."""
-        saved: State = {}
-        for name, factor in self._factors.items():
-            if moments := self._adam.state.get(factor):
-                saved[f"{name}.step"] = np.array([float(moments["step"])], np.float32)
-                for moment in MOMENTS:
-                    saved[f"{name}.{moment}"] = moments[moment].detach().cpu().numpy().copy()
-        return saved
+    def state(self) -> Future[State]:
+        """A copy of both moments of every factor and of the number of steps; empty before the first.
+
+        Made in the background, while the next step's forward and backward passes run.
+        """
+        held = {
+            f"{name}.{part}": tensor
+            for name, factor in self._factors.items()
+            for part, tensor in self._adam.state.get(factor, {}).items()
+        }
+        self._copied = self._background.submit(_copies, held)
+        return self._copied
 
     def restore(self, state: State) -> None:
         """Return to a saved state. Raises ValueError, and changes nothing, if it belongs to other factors."""
@@ -75,3 +84,7 @@ class FactorOptimizer:
                     for moment in MOMENTS
                 },
             }
+
+
+def _copies(held: Mapping[str, Tensor]) -> State:
+    return {name: np.atleast_1d(tensor.to("cpu", copy=True).numpy()) for name, tensor in held.items()}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -124,9 +125,13 @@ class TorchPolicy:
 
     def factors(self) -> Factors:
         """A copy of the current factors, fp32."""
-        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self._factors.items()}
+        return {name: tensor.copy() for name, tensor in self.current().items()}
 
-    def state(self) -> State:
+    def current(self) -> Factors:
+        """The factors to read at once; on a CPU they are the policy's own memory."""
+        return {name: tensor.detach().cpu().numpy() for name, tensor in self._factors.items()}
+
+    def state(self) -> Future[State]:
         """A copy of Adam's moments and step counts; a step depends on nothing else but factors and input."""
         return self._optimizer.state()
 

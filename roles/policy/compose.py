@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,11 +36,18 @@ def compose(genesis: Factors, updates: Mapping[str, Factors]) -> Factors:
 
     Every update must have exactly the tensors of genesis (``fault`` tells); raises KeyError otherwise.
     """
-    total, learners = {}, sorted(updates)
-    for name, tensor in genesis.items():  # one after the other, each while the processor's cache has it
-        total[name] = tensor.astype(np.float32, copy=True)
-        for learner in learners:
-            total[name] += updates[learner][name].astype(np.float32, copy=False)
+    learners = sorted(updates)
+    return {
+        name: composed(tensor, [updates[learner][name] for learner in learners])
+        for name, tensor in genesis.items()
+    }
+
+
+def composed(genesis: NDArray[Any], updates: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """One factor of a policy: genesis and the updates of its learners, in the order given."""
+    total = genesis.astype(np.float32, copy=not updates)
+    for update in updates:
+        total = total + update.astype(np.float32, copy=False)
     return total
 
 

@@ -16,8 +16,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protocol.manifest import Manifest
 from protocol.runspec import LearnerSpec
@@ -49,16 +51,21 @@ UNRECORDED = Step(0.0, 0.0)
 def step_norm(update: Factors, before: Factors | None, weight: float) -> float:
     """Norm at weight 1 of the step from ``before`` (None: from nothing) to ``update``; not finite if a
     number is not, or if ``weight`` is not positive."""
-    if not weight > 0:
-        return math.inf
-    squares = 0.0
-    with np.errstate(invalid="ignore"):
-        for name, tensor in update.items():
-            step = tensor.astype(np.float64).ravel()
-            if before is not None:
-                step -= before[name].ravel()
-            squares += float(step @ step)
-    return math.sqrt(squares) / weight if math.isfinite(squares) else math.inf
+    with np.errstate(over="ignore", invalid="ignore"):
+        steps = (tensor if before is None else tensor - before[name] for name, tensor in update.items())
+        return norm_at_one(map(squared, steps), weight)
+
+
+def squared(step: NDArray[Any]) -> float:
+    """The squared norm of one factor's step, to fp32 precision; infinite from 1e38 on."""
+    flat = step.ravel()
+    return float(flat @ flat)
+
+
+def norm_at_one(squares: Iterable[float], weight: float) -> float:
+    """The norm at weight 1 of a step from the squared norms of its factors, as ``step_norm`` gives it."""
+    total = sum(squares)
+    return math.sqrt(total) / weight if weight > 0 and math.isfinite(total) else math.inf
 
 
 def out_of_proportion(step: Step, peers: Iterable[Step], settings: LearnerSpec) -> str | None:

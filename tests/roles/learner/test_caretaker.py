@@ -43,7 +43,7 @@ def committed(count: int) -> Committed:
         policy_digest="d",
         nonce="n",
     )
-    return Committed(head, float(count), FakePolicy().state(), FakePolicy().genesis(0))
+    return Committed(head, float(count), FakePolicy().state().result, FakePolicy().genesis(0))
 
 
 async def told(ground: Ground, caretaker: Caretaker, *counts: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -40,8 +41,8 @@ def a_head(count: int, learner: str = "learner-1") -> Head:
     )
 
 
-def a_state(steps: int) -> State:
-    return {"steps": np.array([steps], np.int64), "momentum": np.full((2, 3), steps, np.float32)}
+def a_state(steps: int) -> Callable[[], State]:
+    return lambda: {"steps": np.array([steps], np.int64), "momentum": np.full((2, 3), steps, np.float32)}
 
 
 async def saved(ground: Ground, *counts: int) -> None:
@@ -136,7 +137,7 @@ async def test_state_comes_back_as_it_was_saved(tmp_path: Path):
     await saved(ground, 3)
     state = await load_state(ground.ring(), ground.store(), ground.offload, a_head(3))
     assert state is not None
-    for name, array in a_state(3).items():
+    for name, array in a_state(3)().items():
         np.testing.assert_array_equal(state[name], array)
         assert state[name].dtype == array.dtype
 

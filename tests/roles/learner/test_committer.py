@@ -23,6 +23,7 @@ from roles.learner.committer import STEPS_WAITING_MAX, Committer, FinishedStep, 
 from roles.learner.done import outcome_of
 from roles.learner.fake_policy import FakePolicy
 from roles.learner.lease import Lease
+from roles.learner.policy import at_hand
 from roles.learner.register import Register
 from roles.learner.stepper import SafePoint
 from roles.policy.chains import PREVIOUS
@@ -58,7 +59,7 @@ class Bench:
             factors = {k: v + an_update(GENESIS, 1)[k] for k, v in self.register.base.items()}
             update = self.register.publish(factors, 1.0)
         trained = tuple(a_candidate(group, delivery=Handed()) for group in groups or (f"learner-1.{count}",))
-        after = SafePoint(self.register, {}) if published else None
+        after = SafePoint(self.register, at_hand({})) if published else None
         return FinishedStep(trained, drops, update, after, cursor=10 + count, floor=count)
 
     @property

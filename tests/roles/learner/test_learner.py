@@ -13,6 +13,7 @@ from roles.learner.committer import FinishedStep, nothing_committed
 from roles.learner.fake_policy import FakePolicy
 from roles.learner.learner import Learner
 from roles.learner.lease import Lease
+from roles.learner.policy import at_hand
 from roles.learner.register import Register
 from roles.learner.stepper import SafePoint
 from roles.tasks.prompts import Prompt
@@ -35,7 +36,7 @@ async def test_a_commit_of_drops_alone_does_not_move_the_point_to_return_to(tmp_
     register = Register("learner-1", FakePolicy().genesis(0))
     register.resume(an_update(register.base, 1), 3, 3.0)
     head = nothing_committed("test", "learner-1")
-    learner._on_commit(FinishedStep((), (), None, SafePoint(register, {}), 5, 0), head, ())
+    learner._on_commit(FinishedStep((), (), None, SafePoint(register, at_hand({})), 5, 0), head, ())
     assert learner.clock == a_clock(**{"learner-1": 3})
     drop = Dropped("learner-1.0", DropReason.STALE, Lease(Handed()))
     learner._on_commit(FinishedStep((), (drop,), None, None, 5, 0), head, ())

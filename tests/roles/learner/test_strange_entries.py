@@ -83,7 +83,7 @@ async def test_they_are_no_states(tmp_path: Path):
     head: Head = nothing_committed("test", "learner-1").model_copy(update={"count": 9})
     ring, store = ground.ring(), ground.store()
     assert await load_state(ring, store, ground.offload, head) is None
-    assert await save_state(ring, store, ground.offload, head, {})
+    assert await save_state(ring, store, ground.offload, head, dict)
     assert await load_state(ring, store, ground.offload, head) == {}
 
 

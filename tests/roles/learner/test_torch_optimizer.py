@@ -27,7 +27,7 @@ def test_a_restored_optimizer_moves_as_if_it_had_never_stopped():
     for _ in range(3):
         assert moved(optimizer, factor, 1.0) == pytest.approx(-1.0, abs=1e-3)
     restarted = FactorOptimizer({"a": factor}, SPEC)
-    restarted.restore(optimizer.state())
+    restarted.restore(optimizer.state().result())
     assert moved(restarted, factor, -1.0) == pytest.approx(-0.4184356, abs=1e-4)
 
 
@@ -41,7 +41,7 @@ def test_the_gradient_is_clipped_and_its_norm_before_that_is_returned():
     optimizer = FactorOptimizer({"a": factor}, LearnerSpec(grad_norm_max=1.0))
     factor.grad = torch.tensor([30.0, 40.0])
     assert optimizer.step(1e-3) == pytest.approx(50.0)
-    assert optimizer.state()["a.exp_avg"] == pytest.approx([0.06, 0.08], rel=1e-4)
+    assert optimizer.state().result()["a.exp_avg"] == pytest.approx([0.06, 0.08], rel=1e-4)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -51,28 +51,42 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad):
     factor.grad = torch.tensor([bad])
     assert optimizer.step(1e-3) is None
     assert factor.item() == 1.0
-    assert optimizer.state() == {}
+    assert optimizer.state().result() == {}
 
 
 def test_the_state_before_the_first_step_is_empty_and_restores_to_that():
     factor = Parameter(torch.zeros(1))
     optimizer = FactorOptimizer({"a": factor}, SPEC)
-    nothing = optimizer.state()
+    nothing = optimizer.state().result()
     moved(optimizer, factor, 1.0)
     optimizer.restore(nothing)
-    assert optimizer.state() == {}
+    assert optimizer.state().result() == {}
 
 
 def test_a_state_is_a_copy():
     factor = Parameter(torch.zeros(1))
     optimizer = FactorOptimizer({"a": factor}, SPEC)
     moved(optimizer, factor, 1.0)
-    state = optimizer.state()
+    state = optimizer.state().result()
     moved(optimizer, factor, 1.0)
     assert state["a.step"] == 1
     optimizer.restore(state)
     moved(optimizer, factor, 1.0)
     assert state["a.step"] == 1
+
+
+def test_a_step_waits_for_the_copy_that_is_still_being_made():
+    factor = Parameter(torch.zeros(4_000_000))
+    optimizer = FactorOptimizer({"a": factor}, LearnerSpec(grad_norm_max=1e9))
+    factor.grad = torch.ones_like(factor)
+    for steps in range(1, 4):
+        optimizer.step(1e-3)
+        copying = optimizer.state()
+        optimizer.step(1e-3)
+        state = copying.result()
+        optimizer.restore(state)
+        assert state["a.step"] == steps
+        assert np.abs(state["a.exp_avg"].astype(np.float64) - (1 - 0.9**steps)).max() < 1e-5
 
 
 def test_the_state_of_other_factors_is_refused():

@@ -73,7 +73,7 @@ def test_six_steps_equal_three_a_restart_and_three(open_policy):
     for update in range(3):
         first.step(some_samples(seed=update), update)
     second.load(first.factors())
-    second.restore(safetensors.numpy.load(safetensors.numpy.save(first.state())))
+    second.restore(safetensors.numpy.load(safetensors.numpy.save(first.state().result())))
     for update in range(3, 6):
         second.step(some_samples(seed=update), update)
     assert snapshot(second) == snapshot(straight)
@@ -91,7 +91,7 @@ def test_a_restart_without_the_optimizer_state_would_differ(open_policy):
 def test_a_dropped_step_can_be_taken_back(open_policy):
     policy = open_policy()
     policy.step(some_samples(), 0)
-    before, factors, state = snapshot(policy), policy.factors(), policy.state()
+    before, factors, state = snapshot(policy), policy.factors(), policy.state().result()
     policy.step(some_samples(seed=1), 1)
     policy.load(factors)
     policy.restore(state)

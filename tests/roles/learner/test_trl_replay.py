@@ -38,10 +38,10 @@ SCALES = {"group": "std", "none": "none"}
 METRIC_NAMES = {"kl": "kl_genesis"}
 """TRL's names where ours differ: its ``kl`` is against the reference, ours against the sampler."""
 GROUP = 8
-AT_EPSILON = 3
-"""Numbers of an adapter (of 3,712) that may differ by more than 1e-6. Where a gradient is near AdamW's 1e-8,
-the step is the rate times a rounding error over 1e-8: in one number of the third recording TRL cut into other
-micro-batches differs from itself by 1.5e-5, and we from it by 2.5e-5, of a rate of 3e-3."""
+NEAR_EPSILON = 1e-7
+"""Where a gradient is near AdamW's 1e-8, its step is the rate (3e-3) times a rounding error over 1e-8: in one
+number of 3,712 of the third recording TRL cut into other micro-batches differs from itself by 1.5e-5. Which
+numbers do so depends on the processor's matrix products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def replayed(model_dir: Path, name: str, micro_batch_tokens: int = 64) -> Iterat
         assert learning_rate(spec.learner, step) == pytest.approx(theirs["learning_rate"], rel=1e-12)
         samples = samples_of(name, step)
         metrics = policy.step(samples, step).metrics
-        yield Replayed(step, samples, metrics, policy.factors(), policy.state(), theirs)
+        yield Replayed(step, samples, metrics, policy.factors(), policy.state().result(), theirs)
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -158,12 +158,18 @@ def test_every_step_has_the_loss_and_the_gradient_norm_of_trl(
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_every_step_leaves_the_adapter_of_trl(model_dir: Path, name: str):
+    beta2, ill = spec_of(name).learner.beta2, dict[str, Any]()
     for ours in replayed(model_dir, name):
         after = below(f"{name}/adapter/{ours.step + 1}/")
         assert ours.factors.keys() == after.keys()
-        off = np.concatenate([np.abs(ours.factors[key] - after[key]).ravel() for key in after])
-        assert (off > 1e-6).sum() <= AT_EPSILON
-        assert off.max() < 1e-4
+        for key in after:
+            second = ours.state[f"{key}.exp_avg_sq"].astype(np.float64)
+            gradient = np.sqrt(second / (1 - beta2 ** (ours.step + 1)))
+            ill[key] = ill.get(key, False) | ((gradient > 0) & (gradient < NEAR_EPSILON))
+            off = np.abs(ours.factors[key] - after[key])
+            assert off[~ill[key]].max() < 1e-6
+            assert off.max() < 1e-4
+    assert sum(map(np.sum, ill.values())) < 20
 
 
 @pytest.mark.parametrize("name", RECORDINGS)

@@ -64,7 +64,9 @@ def trained_factors(policy: TorchPolicy, seed: int = 1) -> Factors:
 
 def snapshot(policy: TorchPolicy) -> tuple[str, dict[str, bytes]]:
     """All that a step may change: the digest of the factors and the optimizer's state."""
-    return factors_digest(policy.factors()), {name: array.tobytes() for name, array in policy.state().items()}
+    return factors_digest(policy.factors()), {
+        name: array.tobytes() for name, array in policy.state().result().items()
+    }
 
 
 def a_sample(rng: np.random.Generator, *, length: int, **changes: Any) -> Sample:
