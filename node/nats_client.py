@@ -93,7 +93,15 @@ class HardenedClient(nats.aio.client.Client):
 
     async def close(self) -> None:
         """Leave for good; a WebSocket that never opened leaves its session behind otherwise."""
-        await super().close()
+        me = asyncio.current_task()
+        try:
+            await super().close()
+        except asyncio.CancelledError:
+            # One future says "closed" to all who wait for a stream: the reconnection task, cancelled
+            # while it waited, cancelled it for us too.
+            if me is not None and me.cancelling():
+                self._abort()
+                raise
         session = getattr(self._transport, "_client", None)
         if session is not None:
             await session.close()

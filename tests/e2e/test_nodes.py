@@ -95,6 +95,15 @@ def test_nodes_join_by_one_command_and_drain_when_they_are_stopped(machine: Mach
     accounted = status["groups_trained"] + sum(status["groups_dropped"].values()) + status["groups_dead"]
     assert status["groups_issued"] == accounted + sum(status["in_flight"].values())
 
+
+@pytest.mark.release
+def test_nodes_go_on_where_they_stopped_and_a_second_signal_waits_for_nothing(machine: Machine):
+    start_broker_and_run(machine)
+    everything = join(machine, "learner", "--role", "sampler", "--role", "verifier")
+    status_until(machine, lambda s: s["version"] >= 1)
+    everything.send_signal(signal.SIGINT)
+    assert everything.wait(40) == 0
+    status = status_until(machine, lambda s: not s["peers"])
     again = join(machine, "learner", "--role", "sampler", "--role", "verifier")
     status_until(machine, lambda s: s["version"] > status["version"])
     again.send_signal(signal.SIGTERM)

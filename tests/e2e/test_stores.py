@@ -48,6 +48,7 @@ def learned(outcome: dict[str, object]) -> None:
     assert any(factor.any() for name, factor in factors.items() if "lora_B" in name)
 
 
+@pytest.mark.release  # the parts: stores under contract, and a swarm whose adapters lie in a bucket
 async def test_a_swarm_learns_with_its_adapters_in_the_broker(
     environment: Environment, hub_server: HubServer, tmp_path: Path
 ):

@@ -21,10 +21,10 @@ EVERY_S = 0.05
 class Kept:
     """A swarm that runs, with its keeper, and one incident each time that the Hub is asked for its jobs."""
 
-    def __init__(self, hub: StandIn, swarm: SwarmSpec) -> None:
+    def __init__(self, hub: StandIn, swarm: SwarmSpec, patience_s: float = 5.0) -> None:
         self.hub = hub
         self.said: list[str] = []
-        client = HubJobs(hub.url, TOKEN, "alice", pause_s=0.01, call_s=5.0, patience_s=0.5)
+        client = HubJobs(hub.url, TOKEN, "alice", pause_s=0.01, call_s=5.0, patience_s=patience_s)
         requests = plan(swarm, SwarmSecrets(), HubTokens(TOKEN, TOKEN), lambda _name: None)
         self._jobs = JobSwarm(client, swarm, requests, self.said.append)
         self._keeper = JobKeeper(client, self._jobs, swarm.run, self.said.append)
@@ -102,7 +102,7 @@ async def test_slot_that_dies_young_again_and_again_is_given_up(hub: StandIn, sw
 
 
 async def test_hub_that_fails_for_a_while_is_asked_again(hub: StandIn, swarm: SwarmSpec):
-    kept = Kept(hub, swarm)
+    kept = Kept(hub, swarm, patience_s=0.5)
 
     def storm() -> None:
         hub.faults.append(Fault("POST /api/jobs/alice$", says="storm", count=8))

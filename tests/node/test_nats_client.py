@@ -77,6 +77,33 @@ async def test_an_expired_login_reconnects_only_when_hardened(connect: Connect, 
 
 
 @BOTH
+async def test_closing_in_the_middle_of_a_reconnection_is_cancelled_unless_hardened(
+    connect: Connect, kind: type[Client]
+):
+    cancelled = []
+    for steps in range(8):  # of the reconnection, before it is overtaken
+        client, _ = await connect(kind)
+        await client._process_op_err(nats.errors.StaleConnectionError())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        try:
+            await client.close()
+        except asyncio.CancelledError:
+            cancelled.append(steps)
+        assert client.is_closed
+    assert bool(cancelled) == (kind is Client)
+
+
+async def test_closing_that_is_itself_cancelled_says_so(connect: Connect):
+    client, _ = await connect(HardenedClient)
+    closing = asyncio.create_task(client.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+
+
+@BOTH
 async def test_a_denied_subject_never_costs_the_connection(connect: Connect, kind: type[Client]):
     client, _ = await connect(kind)
     await client._process_err("'permissions violation for publish to \"x\"'")
