@@ -106,6 +106,7 @@ def create(
     token: TokenOption = None,
 ) -> None:
     """Check a run file, pin what it names, and store the run so that nodes can join it."""
+    from node.consent import modules_of
     from node.runs import create_run, pin_run, read_run_file
 
     environment = read_environment()
@@ -123,7 +124,8 @@ def create(
 
     created = asyncio.run(work())
     print(f"run {spec.name} {'created' if created else 'is there already, with the same settings'}")
-    print(f"join it anywhere: grpo-node --role sampler --run {spec.name} --broker {url}")
+    trusted = "".join(f" --allow-module {module}" for module in modules_of(spec, "sampler"))
+    print(f"join it anywhere: grpo-node --role sampler --run {spec.name} --broker {url}{trusted}")
 
 
 def up(

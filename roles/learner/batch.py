@@ -12,6 +12,7 @@ from protocol.runspec import LossSpec
 from roles.learner.advantages import group_advantages
 from roles.learner.buffer import Candidate
 from roles.learner.policy import Sample
+from roles.turns.spans import turn_lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +77,15 @@ def _reward_metrics(candidates: Sequence[Candidate]) -> dict[str, float]:
 
 def _length_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     lengths = [sample.trained_tokens for sample in samples]
+    turns = [len(turn_lengths(sample.trained)) for sample in samples]
     whole = [len(sample.prompt_token_ids) + len(sample.token_ids) for sample in samples]
     ended = [sample.trained_tokens for sample in samples if not sample.truncated]
     terminated = {"completions/mean_terminated_length": fmean(ended)} if ended else {}
     return terminated | {
         "sample/tokens_mean": fmean(whole),
         "sample/tokens_max": float(max(whole)),
+        "rollout/turns_mean": fmean(turns),
+        "rollout/turns_max": float(max(turns)),
         "completions/mean_length": fmean(lengths),
         "completions/min_length": float(min(lengths)),
         "completions/max_length": float(max(lengths)),

@@ -131,5 +131,7 @@ def test_lengths_count_what_was_sampled():
     assert batch.metrics["completions/mean_length"] == 4.0
     assert batch.metrics["completions/mean_terminated_length"] == 3.0
     assert batch.metrics["sample/tokens_max"] == 4 + 5
+    assert batch.metrics["rollout/turns_mean"] == 1.5
+    assert batch.metrics["rollout/turns_max"] == 2.0
     assert batch.samples[0].trained.tolist() == [True, True, False, False, True]
     assert batch.samples[1].loss_mask is None
