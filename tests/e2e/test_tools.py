@@ -124,8 +124,8 @@ def events_in(logs: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
 def test_a_sampler_that_was_not_told_to_trust_the_tool_is_refused_in_one_line(ended: Ended):
     assert ended.refused_with == 2
     assert ended.refusal == (
-        "grpo-node: a tool of this run is code of module 'sum_tools'; if you trust it, start the sampler with "
-        "--allow-module sum_tools\n"
+        "grpo-node: a tool of this run is code of module 'sum_tools'; if you trust it, start the sampler "
+        "with --allow-module sum_tools\n"
     )
 
 
