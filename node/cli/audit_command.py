@@ -94,11 +94,9 @@ def calibrate(
 ) -> None:
     """Measure how far honest engines disagree, and write the tolerances of a run's [audit] table."""
     from node.runs import read_run_file
-    from node.telemetry import set_up_logs
 
     environment = read_environment()
     prepare_process(environment.cores)
-    set_up_logs("warning")
     from node.calibrate import measure, tolerance_table
 
     spec = read_run_file(file)

@@ -58,9 +58,7 @@ def broker(
     """
     from node.broker import start_broker
     from node.invitation import Invitation
-    from node.telemetry import set_up_logs
 
-    set_up_logs("warning")
     environment = read_environment()
     invitation = Invitation.parse(join) if join else None
     place = directory or environment.places.broker("household" if invitation else "local")

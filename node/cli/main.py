@@ -24,6 +24,7 @@ from node.cli import (
 from node.cli import node_options as options
 from node.runtime import EXIT_IMPATIENT, EXIT_OPERATOR, explain
 from node.settings import ROWS_MAX
+from node.telemetry import set_up_logs
 from protocol.errors import OperatorError
 
 HELP = """Reinforcement learning of language models by a swarm of equal peers.
@@ -118,6 +119,7 @@ UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
+    set_up_logs("warning")  # a command that says more sets them up again
     try:
         code = app(args=arguments, standalone_mode=False)
     except typer.Abort:

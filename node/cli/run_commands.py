@@ -156,7 +156,6 @@ def up(
     from node.swarm import peers_for
     from node.up import bring_up
 
-    _set_up_logs("warning")
     sampler = options.SamplerOptions.of(rows, engine, vllm_command, vllm_url, vllm_adapters)
     environment = read_environment()
     spec = read_run_file(file)

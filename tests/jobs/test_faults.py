@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -183,6 +184,13 @@ async def test_second_job_in_a_slot_that_came_late_is_cancelled(
     assert hub.stages()["learner-1"] == ["RUNNING", "CANCELED"]
     assert hub.jobs[first.id]["status"]["stage"] == "RUNNING"
     assert [line for line in said if line.startswith("learner-1 was started twice")]
+
+
+def test_what_is_logged_does_not_get_into_what_is_piped(hub: StandIn, up: Command):
+    hub.faults.append(Fault(CREATE, count=1))
+    said = up("--json")
+    assert len(json.loads(said.out)["jobs"]) == 4
+    assert "hub_call_failed" in said.err
 
 
 def change_of_run_file(hub: StandIn, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
