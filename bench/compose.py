@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from bench.harness import Figure, Goal, report, say, timed_ms
-from protocol.runspec import LearnerSpec
+from protocol.learner_spec import LearnerSpec
 from roles.learner.register import Register
 from roles.policy.compose import Factors, compose, factors_digest, fault
 from roles.policy.norm_bound import step_norm

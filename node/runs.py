@@ -84,7 +84,7 @@ def _check(spec: RunSpec, model: LocalModel, tasks: TaskSet) -> None:
     limit = spec.sampling.max_new_tokens
     prompts.select(tasks.train[:CHECKED_ROWS], context_tokens=model.context_tokens, max_new_tokens=limit)
     for reward in spec.rewards:
-        open_reward(reward)
+        open_reward(reward, spec.tasks.arguments)
     if not isinstance(spec.lora.target_modules, str):
         modules = {name.removesuffix(".weight") for name in weight_names(model.directory)}
         for target in spec.lora.target_modules:

@@ -181,7 +181,7 @@ async def build_verifier(ground: Ground) -> Part:
         prompt_of=lambda row: prompts.token_ids(row.prompt, row.system_prompt).tolist(),
         dialogue=Dialogue(tokenizer, eos_ids, spec.tools.turns_max) if spec.tools else None,
     )
-    scorer = Scorer(spec.rewards, workers=settings.threads or 1)
+    scorer = Scorer(spec.rewards, settings.threads or 1, spec.tasks.arguments)
     await scorer.open()
     offload = ThreadOffload("auditor")
     auditor = await _open_auditor(ground, sorted(rules.eos_ids), offload) if spec.audit.rate else None

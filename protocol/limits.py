@@ -67,3 +67,7 @@ NODE_BYTES_MAX = 64 << 10
 
 TASK_ROWS_MAX = 1 << 24
 """Rows that a run may ask for; generated task sets make them one by one."""
+
+ARGUMENTS_BYTES_MAX = 16 << 10
+ARGUMENTS_DEPTH_MAX = 8
+"""A run's arguments of its environment, as JSON: every peer reads them, and none needs a longer table."""

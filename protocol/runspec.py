@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from protocol.arguments import Arguments
 from protocol.audit_spec import AuditSpec
 from protocol.errors import OperatorError, one_line
+from protocol.learner_spec import LearnerSpec
 from protocol.limits import (
-    BATCH_WRITES_MAX,
     COMPLETION_TOKENS_MAX,
     GROUP_SIZE_MAX,
     PROMPT_TOKENS_MAX,
@@ -25,10 +26,9 @@ from protocol.presets import UnknownPreset, with_numbers
 from protocol.spec import Count, CountOrZero, Name, NonNegative, Positive, Seed, Spec, first_fault
 from protocol.tools_spec import ToolsSpec
 
-UpdateDtype = Literal["float32", "bfloat16"]
 Modules = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
-_GROUPS_MAX = BATCH_WRITES_MAX - 1  # of one commit; the head is its last write
+ENVIRONMENT_PREFIX = "verifiers:"
 
 
 class ModelSpec(Spec):
@@ -93,8 +93,17 @@ class TasksSpec(Spec):
     prompt_tokens_max: Annotated[int, Field(ge=1, le=PROMPT_TOKENS_MAX)] = 1024
     strict: bool = False
     """Refuse to start on the first bad row instead of skipping and counting it."""
+    arguments: Annotated[Arguments, Field(exclude_if=lambda table: not table)] = {}
+    """``[tasks.arguments]``: a ``verifiers:`` environment's own settings, for its tasks and its rewards alike
+    (docs/environments.md)."""
     digest: str | None = None
     """sha256 over all rows as ``create`` read them; a node whose rows differ does not join."""
+
+    @model_validator(mode="after")
+    def _arguments_have_a_taker(self) -> Self:
+        if self.arguments and not self.source.startswith(ENVIRONMENT_PREFIX):
+            raise ValueError(f"arguments are for a source {ENVIRONMENT_PREFIX}<environment>, and only for it")
+        return self
 
 
 class RewardSpec(Spec):
@@ -123,47 +132,6 @@ class SamplingSpec(Spec):
     """How long the broker waits for a sign of life before it gives a task to somebody else."""
     deliveries_max: Count = 5
     """A message delivered more often goes to the dead-letter subject."""
-
-
-class PublishingSpec(Spec):
-    """How updates are published."""
-
-    publish_every: Count = 1
-    """Steps between two updates. Publishing waits behind the steps, so more than 1 only saves uploads."""
-    export_every: CountOrZero = 50
-    """Updates between PEFT exports; 0 means only at the end."""
-    state_every: Count = 10
-    """Updates between saved optimizer states, from which a restarted learner resumes."""
-    update_weight: Positive | None = None
-    """Weight of this run's updates; absent means one over the number of live learners."""
-    update_dtype: UpdateDtype = "float32"
-    """How updates are stored. ``bfloat16`` halves them; the rounding error goes into the next update."""
-    step_norm_max: NonNegative = 10.0
-    """An update is refused whose step exceeds so many times the median of its peers'; 0 means never."""
-
-
-class LearnerSpec(PublishingSpec):
-    """How updates are made and published."""
-
-    updates: Count = 500
-    groups_per_update: Count = 16
-    learning_rate: Positive = 4e-5
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_updates: CountOrZero = 0
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    weight_decay: NonNegative = 0.0
-    grad_norm_max: Positive = 1.0
-    micro_batch_tokens: Count = 8192
-    """Token budget of one forward pass; changes memory and speed, never the result."""
-    gradient_checkpointing: bool = False
-    """Run each layer again for its gradient: less memory, more time (docs/adr/0013), the same result."""
-
-    @model_validator(mode="after")
-    def _fits_a_commit(self) -> Self:
-        if self.groups_per_update * self.publish_every > _GROUPS_MAX:
-            raise ValueError(f"groups_per_update * publish_every is at most {_GROUPS_MAX}: one atomic commit")
-        return self
 
 
 class AdvantageSpec(Spec):
@@ -278,6 +246,16 @@ class RunSpec(Spec):
     def _rewards_are_distinct(self) -> Self:
         if len({reward.name for reward in self.rewards}) != len(self.rewards):
             raise ValueError("each reward may be listed once")
+        return self
+
+    @model_validator(mode="after")
+    def _an_environment_scores_its_own_tasks(self) -> Self:
+        for reward in self.rewards:
+            if reward.name.startswith(ENVIRONMENT_PREFIX) and reward.name != self.tasks.source:
+                raise ValueError(
+                    f"reward {reward.name} scores tasks of its own environment only, so tasks.source must be "
+                    f"the same text; it is {self.tasks.source}"
+                )
         return self
 
     @property

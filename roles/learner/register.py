@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.clock import VectorClock
-from protocol.runspec import LearnerSpec, UpdateDtype
+from protocol.learner_spec import LearnerSpec, UpdateDtype
 from roles.policy.bfloat16 import rounded
 from roles.policy.compose import Factors, compose, composed, factors_digest, fault, version_of
 from roles.policy.norm_bound import UNRECORDED, Step, norm_at_one, squared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from protocol.runspec import LearnerSpec
+from protocol.learner_spec import LearnerSpec
 
 
 def learning_rate(spec: LearnerSpec, update: int) -> float:

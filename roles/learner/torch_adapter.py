@@ -12,7 +12,8 @@ from peft import LoraConfig, PeftModel
 from torch.nn import Parameter
 
 from protocol.errors import OperatorError
-from protocol.runspec import LearnerSpec, LoraSpec, ModelSpec
+from protocol.learner_spec import LearnerSpec
+from protocol.runspec import LoraSpec, ModelSpec
 from roles.base_model import evaluated, load_base, with_adapter
 from roles.learner.torch_fused import fuse
 from roles.learner.torch_logprobs import head_deviation

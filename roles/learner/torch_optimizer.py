@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from protocol.runspec import LearnerSpec
+from protocol.learner_spec import LearnerSpec
 from roles.learner.policy import State, at_hand
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.learner_spec import LearnerSpec
 from protocol.manifest import Manifest
-from protocol.runspec import LearnerSpec
 from roles.policy.chains import PREVIOUS
 from roles.policy.compose import Factors, whole_updates
 

@@ -13,7 +13,8 @@ from safetensors.numpy import save
 
 from protocol.clock import VectorClock
 from protocol.errors import StoreCorrupt
-from protocol.runspec import LoraSpec, UpdateDtype
+from protocol.learner_spec import UpdateDtype
+from protocol.runspec import LoraSpec
 from roles.policy import bfloat16
 from roles.policy.compose import WEIGHTS_FILE, Factors
 

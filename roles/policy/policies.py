@@ -11,11 +11,11 @@ from typing import TypeVar
 from protocol.clock import GENESIS, VectorClock
 from protocol.codec import decode
 from protocol.errors import DecodeError, StoreCorrupt, StoreNotFound
+from protocol.learner_spec import UpdateDtype
 from protocol.limits import LEARNERS_MAX
 from protocol.manifest import Manifest
 from protocol.messages import Head
 from protocol.ports import AdapterStore, Entry, Offload
-from protocol.runspec import UpdateDtype
 from protocol.subjects import GENESIS_KEY, HEADS, Bucket, head_key
 from roles.policy.chains import PREVIOUS
 from roles.policy.compose import (

@@ -7,10 +7,11 @@ node does it only where its operator allowed the module, and in a process of its
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from protocol.errors import OperatorError, one_line
+from roles.tasks.environment_arguments import config_of
 
 INSTALL = "pip install 'grpo-node[verifiers]'"
 
@@ -33,16 +34,22 @@ class Environment:
     """An open environment. Its tasks are numbered in the order in which it gives them, which must be the same
     on every machine."""
 
-    def __init__(self, name: str) -> None:
-        """Import it. Raises OperatorError if the library or the environment is missing, or is none."""
+    def __init__(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Import it. ``arguments`` are ``tasks.arguments`` of the run.
+
+        Raises OperatorError if the library or the environment is missing, or is none, or does not take them.
+        """
         module = environment_module(name)
         try:
             from verifiers.v1.utils.loaders import taskset_class, taskset_config_type
         except ImportError as exc:
             raise OperatorError(f"verifiers:{name} needs a library: {INSTALL}") from exc
         try:
-            self._taskset = taskset_class(module)(taskset_config_type(module)(id=module))
+            config = config_of(taskset_config_type(module), module, arguments)
+            self._taskset = taskset_class(module)(config)
             self._coming: Iterator[Any] = iter(self._taskset)
+        except OperatorError as exc:
+            raise OperatorError(f"verifiers:{name}: {exc}") from exc
         except Exception as exc:
             text = one_line(str(exc).strip().partition("\n")[0])
             raise OperatorError(f"verifiers:{name} cannot be opened: {type(exc).__name__}: {text}") from exc

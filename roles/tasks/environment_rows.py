@@ -1,6 +1,6 @@
 """Rows of an environment, read in a process of its own so that its code stays out of the node.
 
-    python -m roles.tasks.environment_rows < {"name", "rows_max", "path", "cwd"}
+    python -m roles.tasks.environment_rows < {"name", "arguments", "rows_max", "path", "cwd"}
     ← {"row": {…}} or {"skipped": reason} a line a task; {"error": "one line"} at the end if it failed
 
 Whoever reads tasks allowed the environment's module: it runs with the operator's rights, since tasks often
@@ -39,7 +39,13 @@ def read(name: str, spec: TasksSpec) -> Iterator[Row | Skipped]:
     Raises OperatorError if it cannot be opened or fails on the way.
     """
     cwd = str(Path.cwd())
-    asked = {"name": name, "rows_max": spec.rows_max or ROWS_DEFAULT, "path": [*sys.path, cwd], "cwd": cwd}
+    asked = {
+        "name": name,
+        "arguments": spec.arguments,
+        "rows_max": spec.rows_max or ROWS_DEFAULT,
+        "path": [*sys.path, cwd],
+        "cwd": cwd,
+    }
     (root, *_) = roles.__path__
     command = [sys.executable, "-m", MODULE]
     done = subprocess.run(
@@ -66,7 +72,7 @@ def main() -> None:
     os.chdir(asked["cwd"])
     with out:
         try:
-            _write(out, Environment(asked["name"]), asked["rows_max"])
+            _write(out, Environment(asked["name"], asked["arguments"]), asked["rows_max"])
         except OperatorError as exc:
             out.write(json.dumps({"error": str(exc)}) + "\n")
             out.flush()

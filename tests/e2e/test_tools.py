@@ -32,6 +32,8 @@ alpha = 8
 source = "verifiers:calculators"
 rows_max = 40
 held_out = 4
+[tasks.arguments]
+below = 4
 [[rewards]]
 name = "verifiers:calculators"
 timeout_s = 30.0

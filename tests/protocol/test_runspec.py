@@ -222,7 +222,8 @@ def others(annotation: Any, value: Any) -> list[Any]:
     if isinstance(value, int | float):
         candidates += [value + 1, value / 2 + 0.125, value + 2]
     if isinstance(value, dict):
-        candidates.append({"another": next(iter(value.values())).model_dump()})
+        held = next(iter(value.values()), None)
+        candidates.append({"another": held.model_dump() if isinstance(held, BaseModel) else held})
     return [*candidates, "x", 3, 0.5, ["x"], ["m:g"]]
 
 
@@ -244,6 +245,7 @@ def test_every_setting_changes_the_digest():
         a_runspec(),
         a_runspec(loss={"aggregation": "constant", "aggregation_tokens": 8}),
         a_runspec(tools={"functions": ["m:f"]}),
+        a_runspec(tasks={"source": "verifiers:sums", "arguments": {"examples": 4}}),
     ]
     settled: dict[tuple[str | int, ...], bool] = {}
     for base in bases:

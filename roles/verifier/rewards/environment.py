@@ -8,7 +8,7 @@ trace's reward, the sum of the task's rewards times their weights.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from protocol.reasons import Unscorable
@@ -20,9 +20,12 @@ from roles.verifier.rewards.reward import Item, Score
 class EnvironmentReward:
     """Scores with the task that a row comes from."""
 
-    def __init__(self, name: str) -> None:
-        """Open the environment. Raises OperatorError if it, or the library, is not installed."""
-        self._environment = Environment(name)
+    def __init__(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Open the environment. ``arguments`` are those that its tasks were read with.
+
+        Raises OperatorError if it, or the library, is not installed, or if it does not take them.
+        """
+        self._environment = Environment(name, arguments)
 
     def prepare(self) -> None:
         """Load the first task, and with it what is slow at first."""

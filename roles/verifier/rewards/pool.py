@@ -11,7 +11,7 @@ of a template that has imported everything (``template.py``), and one more than 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -20,7 +20,7 @@ from protocol.errors import OperatorError
 from protocol.reasons import Unscorable
 from protocol.runspec import RewardSpec
 from roles.verifier.rewards.batch import Batch
-from roles.verifier.rewards.registry import Place, single_use
+from roles.verifier.rewards.registry import NO_ARGUMENTS, Place, single_use
 from roles.verifier.rewards.reward import Item, Score
 from roles.verifier.rewards.template_process import TemplateProcess
 from roles.verifier.rewards.worker_process import WorkerDied, WorkerProcess
@@ -47,11 +47,19 @@ ATTEMPTS = 2
 class WorkerPool:
     """Scores items in worker processes. Open it, or use it as an async context manager."""
 
-    def __init__(self, specs: Sequence[RewardSpec], workers: int, place: Place = Place.OPEN) -> None:
-        """``specs`` are all rewards that its workers must know; nothing starts yet."""
+    def __init__(
+        self,
+        specs: Sequence[RewardSpec],
+        workers: int,
+        place: Place = Place.OPEN,
+        arguments: Mapping[str, Any] = NO_ARGUMENTS,
+    ) -> None:
+        """``specs`` are all rewards that its workers must know, ``arguments`` those of an environment among
+        them; nothing starts yet."""
         self._specs = list(specs)
         self._workers = workers
         self._place = place
+        self._arguments = arguments
         self._template: TemplateProcess | None = None
         self._for_groups: frozenset[str] = frozenset()
         self._opening = asyncio.Lock()
@@ -193,7 +201,7 @@ class WorkerPool:
                 await self._template.close()
                 self._template = None
             if self._template is None:
-                self._template = await TemplateProcess.start(self._specs, self._place)
+                self._template = await TemplateProcess.start(self._specs, self._place, self._arguments)
                 self._for_groups = self._template.for_groups
         return await self._template.fork()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
 
 from protocol.errors import OperatorError, one_line
 from protocol.runspec import RewardSpec
@@ -14,6 +16,10 @@ from roles.verifier.rewards.reward import GroupReward, Reward
 KINDS = (
     "exact, math, code, reasoning-gym:<dataset>, verifiers:<environment>, and module:function for your own"
 )
+
+
+NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
+"""Of a run whose environment has none, or that has no environment."""
 
 
 class Place(StrEnum):
@@ -87,10 +93,13 @@ def single_use(name: str) -> bool:
     return name.startswith("reasoning-gym:")
 
 
-def open_reward(spec: RewardSpec, *, isolated: bool = False) -> Reward | GroupReward:
+def open_reward(
+    spec: RewardSpec, arguments: Mapping[str, Any] = NO_ARGUMENTS, *, isolated: bool = False
+) -> Reward | GroupReward:
     """Make the reward; raises OperatorError when there is none of that name or it cannot be imported.
 
     Heavy imports happen here: call it in a worker's template for everything that is not ``INLINE``.
+    ``arguments`` (``tasks.arguments``) are those that an environment's tasks were read with.
     ``isolated`` tells that this process has left network and files behind.
     """
     kind, _, name = spec.name.partition(":")
@@ -111,7 +120,7 @@ def open_reward(spec: RewardSpec, *, isolated: bool = False) -> Reward | GroupRe
     if kind == "verifiers":
         from roles.verifier.rewards.environment import EnvironmentReward
 
-        return EnvironmentReward(name)
+        return EnvironmentReward(name, arguments)
     if ":" in spec.name:
         from roles.verifier.rewards.user_function import opened
 

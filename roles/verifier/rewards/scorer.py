@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import structlog
 
@@ -20,7 +20,7 @@ from protocol.reasons import Unscorable
 from protocol.runspec import RewardSpec
 from roles.sandbox.confinement import Protection
 from roles.verifier.rewards.pool import WorkerPool
-from roles.verifier.rewards.registry import Place, open_reward, place_of
+from roles.verifier.rewards.registry import NO_ARGUMENTS, Place, open_reward, place_of
 from roles.verifier.rewards.reward import NOTE_CHARS_MAX, Item, Reward, Score
 
 log = structlog.get_logger()
@@ -39,8 +39,13 @@ class Scored:
 class Scorer:
     """Opens a run's rewards; owns a worker pool for each place where one of them runs."""
 
-    def __init__(self, specs: Sequence[RewardSpec], workers: int = 2) -> None:
-        """``workers`` is how many items are scored at the same time. Raises OperatorError on a bad name."""
+    def __init__(
+        self, specs: Sequence[RewardSpec], workers: int = 2, arguments: Mapping[str, Any] = NO_ARGUMENTS
+    ) -> None:
+        """``workers`` is how many items are scored at the same time; ``arguments`` are the environment's.
+
+        Raises OperatorError on a bad name.
+        """
         self._specs = tuple(specs)
         self._inline: dict[str, Reward] = {}
         self._pools: dict[Place, WorkerPool] = {}
@@ -50,7 +55,7 @@ class Scorer:
                 opened = {spec.name: open_reward(spec) for spec in here}
                 self._inline = {name: reward for name, reward in opened.items() if isinstance(reward, Reward)}
             elif here:
-                self._pools[place] = WorkerPool(here, workers, place)
+                self._pools[place] = WorkerPool(here, workers, place, arguments)
 
     async def open(self) -> None:
         """Start the pools. Raises OperatorError when a reward cannot be imported."""

@@ -55,7 +55,7 @@ def main() -> None:
     protections = isolate(readable) if place.confined and place is not Place.LOADED else frozenset()
     specs = [RewardSpec.model_validate(spec) for spec in settings["rewards"]]
     try:
-        rewards = [open_reward(spec, isolated=bool(protections)) for spec in specs]
+        rewards = [open_reward(spec, settings["arguments"], isolated=bool(protections)) for spec in specs]
     except OperatorError as exc:
         _reply(control, json.dumps({"error": str(exc)}))
         return

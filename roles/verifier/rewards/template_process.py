@@ -12,8 +12,9 @@ import socket
 import struct
 import sys
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import roles
 from protocol.errors import OperatorError
@@ -49,7 +50,9 @@ class TemplateProcess:
         return self._process.returncode is None
 
     @classmethod
-    async def start(cls, specs: Sequence[RewardSpec], place: Place) -> TemplateProcess:
+    async def start(
+        cls, specs: Sequence[RewardSpec], place: Place, arguments: Mapping[str, Any]
+    ) -> TemplateProcess:
         """Start and wait until it is ready. Raises OperatorError if a reward cannot be opened."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)  # noqa: FBT003 the socket's own signature
@@ -62,18 +65,19 @@ class TemplateProcess:
             )  # fmt: skip
         template = cls(process, ours, specs)
         try:
-            await template._prepare(place)
+            await template._prepare(place, arguments)
         except BaseException:
             await template.close()
             raise
         return template
 
-    async def _prepare(self, place: Place) -> None:
+    async def _prepare(self, place: Place, arguments: Mapping[str, Any]) -> None:
         cwd = str(Path.cwd())  # where a user's own reward lies, also when a console script was started
         settings = {
             "path": [*sys.path, cwd],
             "cwd": cwd,
             "place": place.value,
+            "arguments": dict(arguments),
             "rewards": [spec.model_dump(mode="json") for spec in self._specs],
         }
         frame = pickle.dumps(settings)

@@ -27,12 +27,17 @@ class Calculate(vf.Task[Hidden]):
         return float(bool(good) and str(sum(self.data.numbers)) in replies)
 
 
-class Calculators(vf.Taskset[Calculate, vf.TasksetConfig]):
+class CalculatorsConfig(vf.TasksetConfig):
+    below: int = 5
+
+
+class Calculators(vf.Taskset[Calculate, CalculatorsConfig]):
     INFINITE = True
 
     def load(self) -> Iterator[Calculate]:
+        below = self.config.below
         for i in itertools.count():
-            numbers = (i % 5, i // 5 % 5)
+            numbers = (i % below, i // below % below)
             yield Calculate(Hidden(prompt=f"{numbers[0]}+{numbers[1]}", numbers=numbers), self.config.task)
 
 

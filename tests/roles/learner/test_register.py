@@ -8,7 +8,7 @@ from math import fsum
 import numpy as np
 import pytest
 
-from protocol.runspec import LearnerSpec
+from protocol.learner_spec import LearnerSpec
 from roles.learner.fake_policy import FakePolicy
 from roles.learner.register import Published, Register
 from roles.policy.bfloat16 import rounded

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from node.entry_cache import EntryCache
 from node.file_store import FileStore
 from protocol.clock import VectorClock
+from protocol.learner_spec import LearnerSpec
 from protocol.manifest import EntryKind, Manifest
 from protocol.messages import Head
-from protocol.runspec import LearnerSpec
 from roles.learner.register import Published, Register
 from roles.learner.update_entry import HEAD_FILE, update_entry
 from roles.policy.compose import UPDATE_FILE, WEIGHTS_FILE, Factors, compose, factors_digest

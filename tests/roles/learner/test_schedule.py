@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.runspec import LearnerSpec
+from protocol.learner_spec import LearnerSpec
 from roles.learner.schedule import learning_rate
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from node.virtual_time import VirtualClock, in_virtual_time
+from protocol.learner_spec import LearnerSpec
 from protocol.manifest import EntryKind, Manifest
-from protocol.runspec import LearnerSpec, LossSpec
+from protocol.runspec import LossSpec
 from roles.learner.batch import Batch, make_batch
 from roles.learner.fake_policy import FakePolicy
 from roles.learner.register import Register

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from protocol.runspec import LearnerSpec
+from protocol.learner_spec import LearnerSpec
 from roles.learner.torch_optimizer import FactorOptimizer
 
 SPEC = LearnerSpec(beta2=0.999, grad_norm_max=10.0)

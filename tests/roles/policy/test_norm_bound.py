@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protocol.learner_spec import LearnerSpec
 from protocol.manifest import EntryKind, Manifest
-from protocol.runspec import LearnerSpec
 from roles.learner.fake_policy import FakePolicy
 from roles.policy.chains import PREVIOUS
 from roles.policy.norm_bound import Step, lie, out_of_proportion, step_norm
