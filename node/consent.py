@@ -8,8 +8,10 @@ invitation, is asked for each place.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from protocol.errors import OperatorError, one_line
@@ -39,6 +41,8 @@ class Consent:
         if {"learner", "verifier"} & set(roles):
             source = spec.tasks.source
             self._check_path("tasks.source", _local(source.removeprefix("hf:"), base_dir))
+            for text in _texts(spec.tasks.arguments):
+                self._check_path("tasks.arguments", _local(text, base_dir))
         if urlsplit(spec.store.url).scheme in {"", "file"}:
             self._check_path("store.url", Path(unquote(urlsplit(spec.store.url).path)))
 
@@ -64,6 +68,14 @@ def modules_of(spec: RunSpec, role: str) -> dict[str, str]:
     if role == "sampler" and spec.tools:
         wanted |= dict.fromkeys((name.partition(":")[0] for name in spec.tools.functions), "a tool")
     return wanted
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a table of arguments: an environment may take one for a path."""
+    if isinstance(value, str):
+        yield value
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _texts(part)
 
 
 def _local(ref: str, base_dir: Path) -> Path | None:

@@ -118,6 +118,14 @@ async def test_what_the_owner_wants_of_the_machine_is_refused_before_it_is_touch
     assert friend.files() == before
 
 
+@pytest.mark.parametrize("argument", ["~/.ssh", "../friend", "photos", "diary.jsonl"])
+async def test_an_environments_arguments_name_no_file_that_nobody_allowed(friend: Friend, argument: str):
+    fields = friend.guarded.spec.model_dump() | {"store": {"url": "hf://buckets/a/b"}}
+    fields["tasks"] |= {"source": "verifiers:sums", "arguments": {"deep": [{"er": argument}]}}
+    with pytest.raises(OperatorError, match=r"tasks\.arguments .* --allow-path"):
+        await friend.join(RunSpec.model_validate(fields), "learner", allow_modules=("sums",))
+
+
 async def test_a_link_out_of_an_allowed_directory_is_not_allowed(friend: Friend):
     (friend.directory / "shared").mkdir()
     (friend.directory / "shared" / "link").symlink_to(friend.directory / "photos")
