@@ -9,6 +9,7 @@ all the same.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import math
@@ -91,6 +92,8 @@ class Stream:
         self.seen = 0
         self.audited = 0
         self._alert = 0
+        self.in_turn = asyncio.Lock()
+        """Held while a group of this sampler is looked at."""
         self.begin()
 
     def begin(self) -> None:

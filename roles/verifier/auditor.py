@@ -11,6 +11,7 @@ makes them agree although the tokens were not sampled so, hides something, and i
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 from collections import OrderedDict
@@ -25,7 +26,7 @@ from protocol.errors import MessageTooLarge, StoreError
 from protocol.limits import INLINE_BYTES_MAX
 from protocol.messages import Finding, Rollout, RolloutGroup, SamplingParams, Standing, Task
 from protocol.ports import AdapterStore, Offload
-from protocol.reasons import Judgement
+from protocol.reasons import DeadReason, Judgement
 from roles.policy.compose import Factors
 from roles.policy.policies import Policies, PolicyVersion
 from roles.ring import Ring
@@ -91,7 +92,7 @@ class PolicyAuditor:
         """Findings by sha256 of the group's frame."""
         self._held: PolicyVersion | None = None
         self._copies = Copies()
-        self._ready = False
+        self._ready = asyncio.Event()
         self.audited = 0
         self.skipped = 0
         """Groups that were chosen but whose policy the store does not have any more."""
@@ -99,7 +100,7 @@ class PolicyAuditor:
     async def run(self) -> None:
         """Learn of genesis, then follow judgements for ever, and say again those that a broker lost."""
         await self._policies.start()
-        self._ready = True
+        self._ready.set()
         async for _ in self._standings.watch():
             await self._standings.say_again()
 
@@ -107,8 +108,20 @@ class PolicyAuditor:
         """Why nothing signed by a key is used, or None."""
         return self._standings.refusal(public_key)
 
-    async def audit(self, group: RolloutGroup, task: Task, signed: Signed) -> str | None:
-        """What is wrong with a group, in one line, or None. Judges its sampler on the way."""
+    async def audit(self, group: RolloutGroup, task: Task, signed: Signed) -> tuple[DeadReason, str] | None:
+        """What is wrong with a group, or None. Judges its sampler on the way.
+
+        Groups of one sampler come one after the other: whether one is audited depends on what was found in
+        those before it, or a newcomer that sends many at once would have only the first ones looked at.
+        """
+        await self._ready.wait()
+        async with self._stream(signed.signer).in_turn:
+            if refusal := self.refusal(signed.signer):
+                return DeadReason.QUARANTINED, refusal
+            finding = await self._finding(group, task, signed)
+        return (DeadReason.AUDIT_FAILED, finding) if finding else None
+
+    async def _finding(self, group: RolloutGroup, task: Task, signed: Signed) -> str | None:
         tolerance = tolerance_of(group.engine, self._spec.tolerances)
         stream = self._stream(signed.signer)
         if tolerance is None:
@@ -120,7 +133,7 @@ class PolicyAuditor:
         if content in self._found:
             return self._found[content]
         excused = self._in_grace(signed.signer)
-        if not self._ready or not (excused or stream.wants()):
+        if not (excused or stream.wants()):
             return None
         policy = await self._policy(group.clock)
         if policy is None:

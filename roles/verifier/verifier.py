@@ -61,8 +61,8 @@ class Auditor(Protocol):
         """Why nothing that a key signs is used, in one line, or None."""
         ...
 
-    async def audit(self, group: RolloutGroup, task: Task, signed: Signed) -> str | None:
-        """What is wrong, in one line, or None. ``signed`` is the group as its sampler signed it."""
+    async def audit(self, group: RolloutGroup, task: Task, signed: Signed) -> tuple[DeadReason, str] | None:
+        """What is wrong, and in one line why; or None. ``signed`` is the group as its sampler signed it."""
         ...
 
 
@@ -136,7 +136,7 @@ class Verifier:
             await self._reject(delivery, queue, DeadReason.BAD_STRUCTURE, detail, group)
             return
         if self._auditor and (finding := await self._auditor.audit(group, task, signed)):
-            await self._reject(delivery, queue, DeadReason.AUDIT_FAILED, finding, group)
+            await self._reject(delivery, queue, *finding, group)
             return
         await self._score(delivery, queue, group, task, signed)
 

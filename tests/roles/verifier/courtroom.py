@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from roles.verifier.verifier import Verifier
 from tests.build import a_runspec, a_task, an_identity
 from tests.ground import Ground
 
+T = TypeVar("T")
 VOCABULARY = 16
 TOKENS = 12
 ROWS = [Row("sort 5 4", "45", "row 0")]
@@ -127,15 +128,20 @@ class Courtroom:
         self.work[node] = asyncio.create_task(sampler.run(self.stop))
         return made
 
-    def verifier(self, node: str) -> PolicyAuditor:
-        """Let a verifier in."""
+    def verifier(self, node: str, audit_s: float = 0.0) -> PolicyAuditor:
+        """Let a verifier in whose forward passes take ``audit_s`` each."""
+
+        async def slowly(work: Callable[[], T]) -> T:
+            await self.ground.clock.sleep(audit_s)
+            return await self.ground.offload(work)
+
         ring = self.ground.ring(node, role="verifier")
         auditor = PolicyAuditor(
             ring,
             self.ground.store(),
             FakeRecompute(next_token),
             Standings(ring),
-            offload=self.ground.offload,
+            offload=slowly if audit_s else self.ground.offload,
             secret=node.encode(),
         )
         rules = Rules(frozenset({2}), VOCABULARY, TaskSet(ROWS, ROWS, [], "d"))

@@ -65,6 +65,34 @@ async def test_a_forger_is_quarantined_with_its_evidence_and_gets_no_more_tasks(
 
 
 @in_virtual_time
+async def test_a_forger_that_sends_many_groups_at_once_gets_no_more_of_them_through(tmp_path: Path):
+    court = await Courtroom.at(tmp_path)
+    court.verifier("verifier-1", audit_s=0.5)
+    court.sampler("sampler-1", Forger)
+    await court.groups(60, every_s=0.0)
+    await court.ground.clock.sleep(60.0)
+    assert court.judged("sampler-1").judgement is Judgement.QUARANTINED
+    assert len(court.went_on("sampler-1")) <= 2, "most were audited and refused"
+    assert court.buried(DeadReason.AUDIT_FAILED) >= 3
+    assert court.buried(DeadReason.QUARANTINED) > 0, "they were in hand when it was judged"
+    await court.end()
+
+
+@in_virtual_time
+async def test_no_group_goes_on_before_its_verifier_can_audit(tmp_path: Path):
+    """A verifier that starts anew has groups waiting for it."""
+    court = await Courtroom.at(tmp_path)
+    court.sampler("sampler-1", Forger)
+    await court.groups(20, every_s=0.0)
+    await court.ground.clock.sleep(10.0)
+    court.verifier("verifier-1", audit_s=0.5)
+    await court.ground.clock.sleep(30.0)
+    assert len(court.went_on("sampler-1")) <= 2
+    assert court.buried(DeadReason.AUDIT_FAILED) >= 3
+    await court.end()
+
+
+@in_virtual_time
 async def test_honest_samplers_beside_a_liar_do_its_work(tmp_path: Path):
     court = await Courtroom.at(tmp_path)
     court.verifier("verifier-1")

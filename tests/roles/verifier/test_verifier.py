@@ -138,8 +138,10 @@ async def test_what_an_auditor_finds_is_buried_unscored():
         def refusal(self, public_key: str) -> str | None:
             return None
 
-        async def audit(self, group: RolloutGroup, task: Task, signed: Signed) -> str | None:
-            return f"{group.sampler} lies about row {task.row}"
+        async def audit(
+            self, group: RolloutGroup, task: Task, signed: Signed
+        ) -> tuple[DeadReason, str] | None:
+            return DeadReason.AUDIT_FAILED, f"{group.sampler} lies about row {task.row}"
 
     stage = Stage()
     async with stage.verifier(HeldScorer(), auditor=Suspicious()):
