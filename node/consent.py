@@ -26,7 +26,7 @@ class Consent:
 
     guest: bool = False
     modules: tuple[str, ...] = ()
-    """Modules that rewards, tools and environments may be imported from."""
+    """Modules that rewards, tools, users and environments may be imported from."""
     paths: tuple[Path, ...] = ()
     """Directories that a run may name, for guests."""
 
@@ -67,6 +67,8 @@ def modules_of(spec: RunSpec, role: str) -> dict[str, str]:
         wanted |= dict.fromkeys(user_modules(spec.rewards), "a reward")
     if role == "sampler" and spec.tools:
         wanted |= dict.fromkeys((name.partition(":")[0] for name in spec.tools.functions), "a tool")
+    if role == "sampler" and spec.user:
+        wanted.setdefault(spec.user.function.partition(":")[0], "the user")
     return wanted
 
 

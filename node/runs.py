@@ -24,6 +24,7 @@ from roles.tasks.prompts import PromptBuilder
 from roles.tasks.taskset import TaskSet
 from roles.turns.dialogue import Dialogue
 from roles.turns.tools import describe
+from roles.turns.users import check_user
 from roles.verifier.rewards.registry import open_reward
 
 
@@ -54,6 +55,8 @@ def pin_run(spec: RunSpec, models: Path, *, checked: bool = False) -> RunSpec:
     """
     if spec.tools is not None:
         spec = spec.model_copy(update={"tools": asyncio.run(describe(spec.tools))})
+    if checked and spec.user is not None:
+        asyncio.run(check_user(spec.user))
     model = resolve_model(spec.model, models)
     tasks = open_tasks(spec.tasks, spec.seed, Path.cwd())
     store = located_store(spec.store)
@@ -78,9 +81,8 @@ def located_store(store: StoreSpec) -> StoreSpec:
 def _check(spec: RunSpec, model: LocalModel, tasks: TaskSet) -> None:
     """Refuse prompts that do not fit, and rewards and LoRA targets that do not exist."""
     tokenizer = load_tokenizer(model.directory)
-    prompts = PromptBuilder(tokenizer, spec.tasks, spec.tools)
-    if spec.tools is not None:
-        Dialogue(tokenizer, stop_token_ids(model.directory, tokenizer), spec.tools.turns_max)
+    prompts = PromptBuilder(tokenizer, spec.tasks, spec.tools, spec.user)
+    Dialogue.of(spec, tokenizer, stop_token_ids(model.directory, tokenizer))
     limit = spec.sampling.max_new_tokens
     prompts.select(tasks.train[:CHECKED_ROWS], context_tokens=model.context_tokens, max_new_tokens=limit)
     for reward in spec.rewards:

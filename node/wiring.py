@@ -42,6 +42,7 @@ from roles.tasks.prompts import Prompt, PromptBuilder
 from roles.tasks.taskset import Split, TaskSet
 from roles.turns.dialogue import Dialogue
 from roles.turns.tools import ToolProcess
+from roles.turns.users import UserProcess
 from roles.verifier.auditor import PolicyAuditor
 from roles.verifier.checks import Rules
 from roles.verifier.rewards.scorer import Scorer
@@ -146,8 +147,9 @@ async def build_sampler(ground: Ground) -> Part:
     spec, settings = ground.spec, ground.settings
     tokenizer = await asyncio.to_thread(load_tokenizer, ground.model.directory)
     eos_ids = stop_token_ids(ground.model.directory, tokenizer)
-    dialogue = Dialogue(tokenizer, eos_ids, spec.tools.turns_max) if spec.tools else None
+    dialogue = Dialogue.of(spec, tokenizer, eos_ids)
     tools = await ToolProcess.open(spec.tools) if spec.tools else None
+    user = await UserProcess.open(spec.user) if spec.user else None
     engine = await open_engine(spec, settings, ground.model, eos_ids, ground.home)
     offload = ThreadOffload("sampler")
     sampler = Sampler(
@@ -156,14 +158,15 @@ async def build_sampler(ground: Ground) -> Part:
         engine,
         offload,
         drain_s=settings.grace_s,
-        conversations=Conversations(tools, dialogue) if tools and dialogue else None,
+        conversations=Conversations(tools, dialogue, user) if dialogue else None,
     )
 
     async def close() -> None:
         await engine.close()
         await offload.close()
-        if tools:
-            await tools.close()
+        for process in (tools, user):
+            if process:
+                await process.close()
 
     return Part("sampler", sampler.run, lambda: sampler.clock, lambda: sampler.busy, close)
 
@@ -179,7 +182,8 @@ async def build_verifier(ground: Ground) -> Part:
         vocab_size=ground.model.vocab_size,
         tasks=tasks,
         prompt_of=lambda row: prompts.token_ids(row.prompt, row.system_prompt).tolist(),
-        dialogue=Dialogue(tokenizer, eos_ids, spec.tools.turns_max) if spec.tools else None,
+        dialogue=Dialogue.of(spec, tokenizer, eos_ids),
+        told_of=prompts.told,
     )
     scorer = Scorer(spec.rewards, settings.threads or 1, spec.tasks.arguments)
     await scorer.open()
@@ -228,7 +232,8 @@ _SPLITS: tuple[Split, ...] = ("train", "held_out")
 def _open_prompts(ground: Ground) -> tuple[TaskSet, PromptBuilder]:
     """The run's rows and how they become token ids. Slow: off the loop."""
     tasks = open_tasks(ground.spec.tasks, ground.spec.seed, Path.cwd())
-    return tasks, PromptBuilder(load_tokenizer(ground.model.directory), ground.spec.tasks, ground.spec.tools)
+    spec = ground.spec
+    return tasks, PromptBuilder(load_tokenizer(ground.model.directory), spec.tasks, spec.tools, spec.user)
 
 
 def _select(ground: Ground, tasks: TaskSet, prompts: PromptBuilder, split: Split) -> Sequence[Prompt]:

@@ -65,6 +65,9 @@ times ``FRAME_BYTES_MAX``. More wait."""
 NODE_BYTES_MAX = 64 << 10
 """One node's presence; every peer reads all of them."""
 
+TOLD_BYTES_MAX = 64 << 10
+"""What a task tells a simulated user of its row, as JSON. It is part of the body."""
+
 TASK_ROWS_MAX = 1 << 24
 """Rows that a run may ask for; generated task sets make them one by one."""
 

@@ -89,6 +89,15 @@ class SamplingParams(Message):
     max_new_tokens: Annotated[int, Field(ge=1, le=COMPLETION_TOKENS_MAX)]
 
 
+class Told(Message):
+    """What a simulated user may know of a task's row. The answer is no part of it."""
+
+    prompt: Text
+    system_prompt: Text | None = None
+    columns: dict[Text, Text] = {}
+    """The columns that the run names; a value that is no text is told as JSON."""
+
+
 class Task(Message):
     """One prompt to sample. It names its row but never carries the answer."""
 
@@ -108,6 +117,8 @@ class Task(Message):
     """Sample under exactly ``clock`` (evaluation), not under the newest policy."""
     deadline_s: Annotated[float, Field(gt=0)]
     """Seconds from the start of sampling after which finished rollouts are published as they are."""
+    told: Annotated[Told | None, Field(exclude_if=lambda told: told is None)] = None
+    """For the run's simulated user. None, not written at all: the run has none."""
 
 
 class FinishReason(StrEnum):
@@ -122,13 +133,13 @@ class Rollout(Message):
 
     index: Annotated[int, Field(ge=0, lt=GROUP_SIZE_MAX)]
     token_ids: IntArray
-    """All tokens after the prompt, shape [T]: what was sampled, and between turns what tools replied."""
+    """All tokens after the prompt, shape [T]: what was sampled, and what was given between turns."""
     sampler_logprobs: FloatArray
     """Log-probability of each token under the distribution it was sampled from, shape [T]; else 0."""
     finish: FinishReason
     loss_mask: Annotated[ByteArray | None, Field(exclude_if=lambda mask: mask is None)] = None
-    """1 where the policy sampled the token, 0 where a tool's reply and its frame stand, shape [T]. None, not
-    written at all: every token was sampled."""
+    """1 where the policy sampled the token, 0 where what a tool or the user said stands in its frame, shape
+    [T]. None, not written at all: every token was sampled."""
 
     @property
     def sampled(self) -> NDArray[np.bool_]:

@@ -25,6 +25,7 @@ from protocol.limits import (
 from protocol.presets import UnknownPreset, with_numbers
 from protocol.spec import Count, CountOrZero, Name, NonNegative, Positive, Seed, Spec, first_fault
 from protocol.tools_spec import ToolsSpec
+from protocol.user_spec import UserSpec
 
 Modules = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
@@ -241,6 +242,7 @@ class RunSpec(Spec):
     eval: EvalSpec = EvalSpec()
     audit: AuditSpec = AuditSpec()
     tools: Annotated[ToolsSpec | None, Field(exclude_if=lambda tools: tools is None)] = None
+    user: Annotated[UserSpec | None, Field(exclude_if=lambda user: user is None)] = None
 
     @model_validator(mode="after")
     def _rewards_are_distinct(self) -> Self:
@@ -256,6 +258,18 @@ class RunSpec(Spec):
                     f"reward {reward.name} scores tasks of its own environment only, so tasks.source must be "
                     f"the same text; it is {self.tasks.source}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _user_fits_the_tasks(self) -> Self:
+        if self.user is None:
+            return self
+        if self.tasks.template is not None:
+            raise ValueError("user: the chat template frames what the user says: leave tasks.template out")
+        if self.tasks.answer_column in self.user.columns:
+            raise ValueError(
+                f"user.columns: {self.tasks.answer_column!r} holds the answers, which samplers never see"
+            )
         return self
 
     @property

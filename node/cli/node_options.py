@@ -48,9 +48,7 @@ VllmAdaptersOption = Annotated[
 GraceOption = Annotated[float, typer.Option(help="Seconds to finish work in hand when stopped.")]
 AllowModuleOption = Annotated[
     list[str] | None,
-    typer.Option(
-        help="This node may import this module for a run: a reward, tool or environment. May be repeated."
-    ),
+    typer.Option(help="May be imported for a run: a reward, tool, user or environment. May be repeated."),
 ]
 WaitOption = Annotated[
     bool, typer.Option("--wait", help="Wait for a run that the broker does not have (yet).")

@@ -163,6 +163,7 @@ def eval_tasks(spec: RunSpec, problems: Sequence[Prompt], clock: VectorClock) ->
             split="held_out",
             row=prompt.row,
             prompt_token_ids=prompt.token_ids,
+            told=prompt.told,
             group_size=spec.eval.completions_per_problem,
             params=params,
             seed=spec.seed * 1_000_003 + prompt.row,

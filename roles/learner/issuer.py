@@ -61,6 +61,7 @@ class TaskStream:
             group_id=f"{self._learner}.{number}",
             row=prompt.row,
             prompt_token_ids=prompt.token_ids,
+            told=prompt.told,
             group_size=sampling.group_size,
             params=sampling_params(self._spec),
             seed=_number(f"{self._spec.seed}/{self._learner}/{number}"),

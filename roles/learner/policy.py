@@ -34,7 +34,7 @@ class Sample:
     on_policy: bool = False
     """Sampled under exactly the learner's policy, so that its importance ratio must be 1."""
     loss_mask: ByteArray | None = None
-    """1 where the policy sampled the token, 0 where a tool replied, shape [T]; None: all were sampled."""
+    """1 where the policy sampled the token, 0 where a tool or user spoke, shape [T]; None: all sampled."""
 
     @property
     def trained(self) -> NDArray[np.bool_]:

@@ -153,7 +153,11 @@ class Sampler:
             raise EngineError("no policy is loaded")
         async with self._kept(name):
             return await conversations.sample(
-                self._engine, _request(task, name), self._ring.clock, lambda: name in self._versions
+                self._engine,
+                _request(task, name),
+                self._ring.clock,
+                lambda: name in self._versions,
+                task.told,
             )
 
     async def _catch_up(self, task: Task) -> None:
@@ -181,7 +185,9 @@ class Sampler:
             await self._engine.load_policy(policy.name, policy.factors, newest=False)
             request = _request(task, policy.name)
             if self._conversations is not None:
-                return await self._conversations.sample(self._engine, request, self._ring.clock, _always)
+                return await self._conversations.sample(
+                    self._engine, request, self._ring.clock, _always, task.told
+                )
             return await self._engine.sample(request)
 
     async def _on_policy(self, policy: PolicyVersion, arrival: Arrival) -> None:

@@ -1,8 +1,9 @@
-"""Samples whole conversations: turns of an engine, and between them what tools reply.
+"""Samples whole conversations: turns of an engine, and between them what tools reply or a user says.
 
-    prompt ─▶ engine: first turns of the group ─┬▶ no call, or cut off: the rollout is whole
-                    ▲                           └▶ calls ─▶ tools ─▶ framed reply ─┐
-                    └───── engine: one more turn after everything so far ◀─────────┘
+    prompt ─▶ engine: first turns of the group ─┬▶ cut off, or nobody answers: the rollout is whole
+                    ▲                           ├▶ calls ─▶ tools ─▶ framed replies ─────┐
+                    │                           └▶ no call ─▶ user ─▶ framed message ─┤
+                    └───── engine: one more turn after everything so far ◀────────────┘
 
 The engine is asked for each later turn under the policy of the first, with the tokens that it saw and sampled
 before as its prompt, so ids and log-probabilities are exactly those that were sampled. Any engine will do.
@@ -18,12 +19,14 @@ import numpy as np
 
 from protocol.arrays import IntArray
 from protocol.errors import EngineError
-from protocol.messages import FinishReason, Rollout
+from protocol.messages import FinishReason, Rollout, Told
 from protocol.ports import Clock
 from roles.sampler.engine import Engine, Sampled, SampleRequest
 from roles.streams import turn_seed
 from roles.turns.dialogue import Dialogue
+from roles.turns.messages import messages_of
 from roles.turns.tools import Tools
+from roles.turns.users import User
 
 More = Callable[[Rollout, IntArray, int], Awaitable[Rollout | None]]
 
@@ -32,18 +35,27 @@ More = Callable[[Rollout, IntArray, int], Awaitable[Rollout | None]]
 class Conversations:
     """What a sampler needs to go on after a turn."""
 
-    tools: Tools
+    tools: Tools | None
     dialogue: Dialogue
+    user: User | None = None
 
     async def sample(
-        self, engine: Engine, request: SampleRequest, clock: Clock, wanted: Callable[[], bool]
+        self,
+        engine: Engine,
+        request: SampleRequest,
+        clock: Clock,
+        wanted: Callable[[], bool],
+        told: Told | None = None,
     ) -> Sampled:
         """Rollouts that are whole before the deadline, in order of index.
 
-        ``request`` names its policy, which must stay resident. Raises EngineError like the engine, and when
-        nobody ``wanted`` rollouts of this policy any more between two turns.
+        ``request`` names its policy, which must stay resident; ``told`` is what a user may know. Raises
+        EngineError like the engine, when nobody ``wanted`` rollouts of this policy any more between two
+        turns, and when a user is told nothing.
         """
         assert request.policy is not None, "all turns of a group are of one policy"
+        if self.user and told is None:
+            raise EngineError("the task does not tell what the run's user may know")
         began = clock.monotonic()
         first = await engine.sample(request)
 
@@ -68,7 +80,7 @@ class Conversations:
             return sampled.rollouts[0] if sampled.rollouts else None
 
         conversations = [
-            asyncio.ensure_future(self._finish(rollout, request.params.max_new_tokens, more))
+            asyncio.ensure_future(self._finish(rollout, request.params.max_new_tokens, more, told))
             for rollout in first.rollouts
         ]
         try:
@@ -79,17 +91,17 @@ class Conversations:
         rollouts = tuple(rollout for rollout in whole if rollout is not None)
         return Sampled(first.policy, rollouts, clock.monotonic() - began)
 
-    async def _finish(self, rollout: Rollout, tokens_max: int, more: More) -> Rollout | None:
-        """Go on from a first turn until one calls nothing, or there is no room or turn left."""
+    async def _finish(
+        self, rollout: Rollout, tokens_max: int, more: More, told: Told | None
+    ) -> Rollout | None:
+        """Go on from a first turn until nobody answers one, or there is no room or turn left."""
         last = rollout
         for turn in range(1, self.dialogue.turns_max):
             if last.finish is FinishReason.LENGTH:
                 break
-            calls = self.dialogue.calls_in(last.token_ids)
-            if not calls:
+            reply = await self._given(rollout, last, told)
+            if reply is None:
                 break
-            replies = await asyncio.gather(*(self.tools.reply(call) for call in calls))
-            reply = self.dialogue.reply_ids(replies)
             ids = np.concatenate([rollout.token_ids, reply])
             if len(ids) >= tokens_max:
                 break
@@ -99,9 +111,22 @@ class Conversations:
             rollout, last = joined(rollout, reply, found), found
         return rollout
 
+    async def _given(self, rollout: Rollout, last: Rollout, told: Told | None) -> IntArray | None:
+        """What is given after the ``last`` turn of a rollout, framed; None if that is nothing."""
+        if self.tools and (calls := self.dialogue.calls_in(last.token_ids)):
+            replies = await asyncio.gather(*map(self.tools.reply, calls))
+            return self.dialogue.reply_ids(replies)
+        if self.user is None or self.dialogue.user is None or told is None:
+            return None
+        messages = messages_of(rollout, self.dialogue)
+        if sum(message["role"] == "user" for message in messages) >= self.dialogue.user.messages_max:
+            return None
+        said = await self.user.answer(told, messages)
+        return None if said is None else self.dialogue.user_ids(said)
+
 
 def joined(rollout: Rollout, reply: IntArray, turn: Rollout) -> Rollout:
-    """``rollout``, what tools replied to its last turn, and the turn after that (pure)."""
+    """``rollout``, the ``reply`` to its last turn, and the turn after that (pure)."""
     before, given = rollout.sampled.astype(np.uint8), len(reply)
     return Rollout(
         index=rollout.index,

@@ -16,9 +16,12 @@ import numpy as np
 
 from protocol.arrays import IntArray
 from protocol.errors import OperatorError, one_line
+from protocol.messages import Told
 from protocol.runspec import TasksSpec
 from protocol.tools_spec import ToolsSpec
+from protocol.user_spec import UserSpec
 from roles.tasks.taskset import Row, Skipped
+from roles.tasks.told import told_of, untold
 
 
 class Tokenizer(Protocol):
@@ -57,6 +60,8 @@ class Prompt:
     row: int
     token_ids: IntArray
     """Shape [P]."""
+    told: Told | None = None
+    """What a simulated user may know of the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +80,16 @@ class PromptBuilder:
     OperatorError at once if that cannot work with this tokenizer.
     """
 
-    def __init__(self, tokenizer: Tokenizer, spec: TasksSpec, tools: ToolsSpec | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        spec: TasksSpec,
+        tools: ToolsSpec | None = None,
+        user: UserSpec | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._spec = spec
+        self._user = user
         self._tools = json.loads(tools.schemas) if tools and tools.schemas else None
         if tools and spec.template is not None:
             raise OperatorError("the chat template tells the model of tools: leave tasks.template out")
@@ -112,6 +124,10 @@ class PromptBuilder:
             ids = [bos, *ids]
         return np.asarray(ids, np.int32)
 
+    def told(self, row: Row) -> Told | None:
+        """What a task of this row tells the run's user; None if it has none."""
+        return told_of(row, self._spec, self._user) if self._user else None
+
     def select(self, rows: Sequence[Row], *, context_tokens: int, max_new_tokens: int) -> Selection:
         """Build every prompt of a split and keep those that fit; nothing is cut.
 
@@ -128,9 +144,12 @@ class PromptBuilder:
         skipped: list[Skipped] = []
         for index, row in enumerate(rows):
             token_ids = self.token_ids(row.prompt, row.system_prompt)
+            told = self.told(row)
             reason = self._unfit(len(token_ids), room)
+            if reason is None and told and self._user:
+                reason = untold(told, self._user)
             if reason is None:
-                prompts.append(Prompt(index, token_ids))
+                prompts.append(Prompt(index, token_ids, told))
             else:
                 skipped.append(Skipped(f"row {index} ({row.origin})", reason))
         if rows and not prompts:

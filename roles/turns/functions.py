@@ -53,7 +53,7 @@ class ToolFunction:
 
 def import_functions(names: list[str]) -> list[ToolFunction]:
     """The functions of these names. Raises OperatorError if one is none, or two are called the same."""
-    tools = [ToolFunction(_imported(name)) for name in names]
+    tools = [ToolFunction(imported(name, "tool")) for name in names]
     seen: set[str] = set()
     for name, tool in zip(names, tools, strict=True):
         if tool.name in seen:
@@ -62,17 +62,18 @@ def import_functions(names: list[str]) -> list[ToolFunction]:
     return tools
 
 
-def _imported(name: str) -> Callable[..., Any]:
+def imported(name: str, what: str) -> Callable[..., Any]:
+    """The function ``module:function``; raises OperatorError, which says ``what`` it was to be."""
     module_name, _, function_name = name.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), function_name)
     except AttributeError as exc:
-        raise OperatorError(f"tool {name}: module {module_name} has no {function_name}") from exc
+        raise OperatorError(f"{what} {name}: module {module_name} has no {function_name}") from exc
     except Exception as exc:
         text = str(exc).strip().partition("\n")[0]
-        raise OperatorError(f"tool {name}: cannot import it: {type(exc).__name__}: {text}") from exc
+        raise OperatorError(f"{what} {name}: cannot import it: {type(exc).__name__}: {text}") from exc
     if not inspect.isfunction(function):
-        raise OperatorError(f"tool {name}: a {type(function).__name__} is no function")
+        raise OperatorError(f"{what} {name}: a {type(function).__name__} is no function")
     return function
 
 

@@ -1,4 +1,4 @@
-"""A rollout with tools as messages of the chat API, which is what rewards of conversations read (pure)."""
+"""A rollout with turns as messages of the chat API: what rewards and simulated users read of it (pure)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from roles.turns.spans import spans_of
 def messages_of(rollout: Rollout, dialogue: Dialogue) -> tuple[dict[str, Any], ...]:
     """All turns and replies of a rollout of sound structure.
 
-    Example: ``assistant`` with ``tool_calls``, ``tool``, ``assistant``. What a turn calls is not repeated in
-    its ``content``.
+    Example: ``assistant`` with ``tool_calls``, ``tool``, ``assistant``, ``user``, ``assistant``. What a turn
+    calls is not repeated in its ``content``.
     """
     messages: list[dict[str, Any]] = []
     calls: list[ToolCall] = []
@@ -26,6 +26,8 @@ def messages_of(rollout: Rollout, dialogue: Dialogue) -> tuple[dict[str, Any], .
             calls = dialogue.calls_in(ids)
             made += len(calls)
             messages.append(_turn(dialogue.text(ids.tolist()), calls, made - len(calls)))
+        elif not calls:
+            messages.append({"role": "user", "content": dialogue.user_in(ids) or ""})
         else:
             replies = dialogue.replies_in(ids, len(calls)) or []
             for number, reply in enumerate(replies, made - len(calls)):
@@ -34,7 +36,7 @@ def messages_of(rollout: Rollout, dialogue: Dialogue) -> tuple[dict[str, Any], .
 
 
 def _turn(text: str, calls: list[ToolCall], first: int) -> dict[str, Any]:
-    turn: dict[str, Any] = {"role": "assistant", "content": without_calls(text)}
+    turn: dict[str, Any] = {"role": "assistant", "content": without_calls(text) if calls else text}
     if calls:
         turn["tool_calls"] = [
             {

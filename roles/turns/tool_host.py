@@ -23,17 +23,17 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import protocol
 import roles
 from protocol.errors import OperatorError
 from roles.sandbox.confinement import Limits, Lock, isolate
 from roles.sandbox.view import readable_paths
-from roles.turns.functions import ToolFunction, import_functions
+from roles.turns.functions import import_functions
 
 POLL_S = 0.5
 """A host without calls looks no more often than this whether one is over time."""
@@ -42,6 +42,24 @@ ALARM_AFTER_S = 1.0
 """How long after its time limit a child still lives whose host was killed."""
 
 _STATM = Path("/proc/self/statm")
+
+
+class Function(Protocol):
+    """What a child runs."""
+
+    @property
+    def name(self) -> str:
+        """What calls name it by."""
+        ...
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """What the model is told of it."""
+        ...
+
+    def reply(self, arguments: Mapping[str, Any]) -> str:
+        """What it says. May raise anything."""
+        ...
 
 
 @dataclass(slots=True)
@@ -54,8 +72,8 @@ class _Running:
     said: bytearray = field(default_factory=bytearray)
 
 
-def main() -> None:
-    """Serve the sampler until it goes."""
+def main(found: Callable[[list[str]], Sequence[Function]] = import_functions) -> None:
+    """Serve the sampler until it goes, with the functions ``found`` by their names."""
     parent = socket.socket(fileno=os.dup(0))
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -64,7 +82,7 @@ def main() -> None:
     sys.path[:] = settings["path"]
     os.chdir(settings["cwd"])
     try:
-        tools = import_functions(settings["functions"])
+        tools = found(settings["functions"])
     except OperatorError as exc:
         _say(parent, {"error": str(exc)})
         return
@@ -93,7 +111,7 @@ class Host:
     def __init__(
         self,
         parent: socket.socket,
-        tools: Sequence[ToolFunction],
+        tools: Sequence[Function],
         lock: Lock,
         timeout_s: float,
         reply_bytes_max: int,
@@ -158,7 +176,7 @@ class Host:
         self._running[mine] = _Running(call["id"], pid, time.monotonic() + self._timeout_s)
         self._selector.register(mine, selectors.EVENT_READ)
 
-    def _run(self, tool: ToolFunction, arguments: dict[str, Any], out: int) -> NoReturn:
+    def _run(self, tool: Function, arguments: dict[str, Any], out: int) -> NoReturn:
         """Run the tool and leave: nothing of the host may go on in a child."""
         try:
             os.setpgid(0, 0)
@@ -191,7 +209,7 @@ class Host:
         _say(self._parent, {"id": running.call, "reply": reply})
 
 
-def _reply_of(tool: ToolFunction, arguments: dict[str, Any]) -> str:
+def _reply_of(tool: Function, arguments: dict[str, Any]) -> str:
     try:
         return tool.reply(arguments)
     except Exception as exc:  # noqa: BLE001 a tool may raise anything, and the model is told

@@ -8,6 +8,7 @@ import json
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from protocol.errors import EngineError, OperatorError
 from protocol.tools_spec import ToolsSpec
 from roles.sandbox.confinement import Protection
 from roles.turns.calls import ToolCall
+from roles.turns.cutting import cut
 
 log = structlog.get_logger()
 
@@ -31,7 +33,17 @@ CALLS_AT_ONCE = 16
 UTF8_BYTES_MAX = 4
 """Of one character."""
 
-MODULE = "roles.turns.tool_host"
+
+@dataclass(frozen=True, slots=True)
+class HostKind:
+    """What a process runs, and how it is called in messages."""
+
+    module: str
+    name: str
+    process: str
+
+
+TOOLS = HostKind("roles.turns.tool_host", "tools", "the tools' process")
 
 
 class Tools(Protocol):
@@ -45,8 +57,9 @@ class Tools(Protocol):
 class ToolProcess:
     """Implements ``Tools`` with ``tool_host.py``. Make one with ``open``."""
 
-    def __init__(self, spec: ToolsSpec) -> None:
+    def __init__(self, spec: ToolsSpec, kind: HostKind = TOOLS) -> None:
         self._spec = spec
+        self._kind = kind
         self._numbers = count()
         self._asked: dict[int, asyncio.Future[str]] = {}
         self._places = asyncio.Semaphore(CALLS_AT_ONCE)
@@ -59,9 +72,9 @@ class ToolProcess:
         self.protections: tuple[str, ...] = ()
 
     @classmethod
-    async def open(cls, spec: ToolsSpec) -> ToolProcess:
+    async def open(cls, spec: ToolsSpec, kind: HostKind = TOOLS) -> ToolProcess:
         """Start. Raises OperatorError if a function cannot be had, or is not the run's."""
-        tools = cls(spec)
+        tools = cls(spec, kind)
         try:
             await tools._start()
             if spec.schemas not in {None, tools.schemas}:
@@ -87,9 +100,8 @@ class ToolProcess:
             async with self._places:
                 said = (await self._call(call)).strip()
         except OperatorError as exc:
-            raise EngineError(f"the tools' process cannot be started again: {exc}") from exc
-        limit = self._spec.reply_chars_max
-        return said if len(said) <= limit else f"{said[:limit]} (cut after {limit} characters)"
+            raise EngineError(f"{self._kind.process} cannot be started again: {exc}") from exc
+        return cut(said, self._spec.reply_chars_max)
 
     async def close(self) -> None:
         """End the process and what it runs."""
@@ -97,7 +109,7 @@ class ToolProcess:
             self._listening.cancel()
             await asyncio.gather(self._listening, return_exceptions=True)
         await self._end()
-        self._fail("the tools are closed")
+        self._fail(f"{self._kind.process} is closed")
 
     async def _end(self) -> None:
         """End the process, if there is one."""
@@ -131,7 +143,7 @@ class ToolProcess:
             (root, *_) = roles.__path__
             with theirs:
                 self._process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", MODULE,
+                    sys.executable, "-m", self._kind.module,
                     stdin=theirs.fileno(), stdout=DEVNULL, stderr=DEVNULL,
                     cwd=Path(root).parent, start_new_session=True,
                 )  # fmt: skip
@@ -157,14 +169,14 @@ class ToolProcess:
         }
 
     async def _first(self, reader: asyncio.StreamReader) -> dict[str, Any]:
-        names = ", ".join(self._spec.functions)
+        names = f"{self._kind.name} {', '.join(self._spec.functions)}"
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 line = await reader.readline()
         except TimeoutError as exc:
-            raise OperatorError(f"tools {names}: importing them takes too long") from exc
+            raise OperatorError(f"{names}: the import takes too long") from exc
         if not line:
-            raise OperatorError(f"tools {names}: their process ends while it imports them")
+            raise OperatorError(f"{names}: {self._kind.process} ends in the import")
         said: dict[str, Any] = json.loads(line)
         return said
 
@@ -175,7 +187,7 @@ class ToolProcess:
             answer = self._asked.get(said["id"])
             if answer is not None and not answer.done():
                 answer.set_result(said["reply"])
-        self._fail("the tools' process died")
+        self._fail(f"{self._kind.process} died")
 
     def _fail(self, why: str) -> None:
         for answer in self._asked.values():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protocol.messages import FinishReason, Rollout, RolloutGroup, Task
+from protocol.messages import FinishReason, Rollout, RolloutGroup, Task, Told
 from protocol.reasons import StructureFault
 from roles.tasks.taskset import Row, TaskSet
 from roles.turns.dialogue import Dialogue
@@ -40,7 +40,9 @@ class Rules:
     prompt_of: Callable[[Row], Sequence[int]] | None = None
     """Token ids of a row's prompt as this node derives them; None leaves the prompt unchecked."""
     dialogue: Dialogue | None = None
-    """How turns and replies become tokens, in a run with tools."""
+    """How turns and what stands between them become tokens, in a run with tools or a user."""
+    told_of: Callable[[Row], Told | None] | None = None
+    """What a task tells the run's user of a row; None leaves it unchecked."""
 
 
 def structure_fault(group: RolloutGroup, task: Task, *, rules: Rules) -> Fault | None:
@@ -80,6 +82,8 @@ def _task_fault(group: RolloutGroup, task: Task, rules: Rules) -> Fault | None:
         return StructureFault.TASK_UNKNOWN, f"there is no row {task.row} in {task.split}"
     if rules.prompt_of and not np.array_equal(np.asarray(rules.prompt_of(row)), task.prompt_token_ids):
         return StructureFault.PROMPT_MISMATCH, f"not the prompt of row {task.row} in {task.split}"
+    if rules.told_of and rules.told_of(row) != task.told:
+        return StructureFault.PROMPT_MISMATCH, f"not what a user may know of row {task.row} in {task.split}"
     if task.pinned and group.clock != task.clock:
         return StructureFault.CLOCK_UNKNOWN, f"sampled under {group.clock}, pinned to {task.clock}"
     return None

@@ -177,7 +177,7 @@ class Verifier:
         await self._tell(group, row, scored, scoring_s)
 
     def _item(self, rollout: Rollout, row: Row) -> Item:
-        """What rewards see: the text of the last turn, and in a run with tools all turns and replies."""
+        """What rewards see: the text of the last turn, and where there are several, all of them."""
         last = spans_of(rollout.sampled)[-1]
         completion = self._decoder.decode(rollout.token_ids[last.tokens].tolist())
         dialogue = self._rules.dialogue

@@ -68,6 +68,7 @@ def golden_messages() -> list[Message]:
         clock=CLOCK,
         pinned=True,
         deadline_s=90.5,
+        told=None,  # not written, so that tasks of runs without a user stay as they were
     )
     rollouts = (
         Rollout(index=0, token_ids=[4, 5, 2], sampler_logprobs=[-0.5, -1e-7, -0.0], finish=FinishReason.STOP),

@@ -1,8 +1,8 @@
 """The ``verifiers:<environment>`` reward: what the environment's own task says of a rollout, weights and all.
 
 The task is the one that the row was read from, found by its number and recognised by its content. It scores a
-trace, as the library calls a conversation: the prompt, then all turns and tools' replies. The value is the
-trace's reward, the sum of the task's rewards times their weights.
+trace, as the library calls a conversation: the prompt, then all turns and what tools or a user said between
+them. The value is the trace's reward, the sum of the task's rewards times their weights.
 """
 
 from __future__ import annotations
@@ -89,10 +89,12 @@ def prompt_messages(data: Any) -> list[Any]:
 
 
 def _typed(message: Any) -> Any:
-    from verifiers.v1.types import AssistantMessage, ToolCall, ToolMessage
+    from verifiers.v1.types import AssistantMessage, ToolCall, ToolMessage, UserMessage
 
     if message["role"] == "tool":
         return ToolMessage(tool_call_id=message["tool_call_id"], content=message["content"])
+    if message["role"] == "user":
+        return UserMessage(content=message["content"])
     calls = [
         ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
         for call in message.get("tool_calls", ())

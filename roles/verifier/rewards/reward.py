@@ -25,7 +25,8 @@ class Item:
     prompt: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     conversation: Sequence[Mapping[str, Any]] = ()
-    """In a run with tools: all turns and replies as messages of the chat API; ``completion`` is the last."""
+    """In a run with turns: all of them, and the replies, as messages of the chat API; ``completion`` is the
+    last."""
 
 
 @dataclass(frozen=True, slots=True)
