@@ -16,7 +16,8 @@ from protocol.identity import Identity
 from protocol.manifest import EntryKind, Manifest
 from protocol.messages import RunState
 from protocol.ports import AdapterStore
-from protocol.runspec import RunSpec, StoreSpec
+from protocol.runspec import RunSpec
+from protocol.store_spec import StoreSpec
 from protocol.subjects import SPEC_KEY, Bucket
 from roles.policy.update_paths import counts_by_path
 from roles.tasks.open import open_tasks

@@ -12,7 +12,7 @@ from node.entry_cache import EntryCache
 from node.file_store import FileStore
 from protocol.errors import OperatorError
 from protocol.ports import AdapterStore, Bus
-from protocol.runspec import StoreSpec
+from protocol.store_spec import StoreSpec
 
 SUPPORTED = (
     "file:///absolute/path (a directory that all nodes can reach), hf://buckets/NAMESPACE/BUCKET[/PREFIX] "

@@ -31,7 +31,8 @@ from protocol.arrays import Arrays
 from protocol.errors import DecodeError, MessageTooLarge
 from protocol.identity import PUBLIC_KEY_CHARS, SIGNATURE_BYTES, Identity, verify
 from protocol.limits import ARRAYS_MAX, BODY_BYTES_MAX, ENVELOPE_BYTES_MAX, FRAME_BYTES_MAX, PROTOCOL_VERSION
-from protocol.messages import MESSAGE_TYPES, Message
+from protocol.message import Message
+from protocol.messages import MESSAGE_TYPES
 from protocol.spec import first_fault
 
 MAGIC = b"GRPO"

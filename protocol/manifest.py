@@ -20,7 +20,8 @@ from protocol.clock import VectorClock
 from protocol.errors import StoreCorrupt
 from protocol.identity import Identity, verify
 from protocol.limits import COUNT_MAX
-from protocol.messages import GroupId, Message, StorePath, Tally, Text
+from protocol.message import Message
+from protocol.messages import GroupId, StorePath, Tally, Text
 from protocol.spec import Name, first_fault
 
 MANIFEST_NAME = "manifest.json"

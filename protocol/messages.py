@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationInfo
+from pydantic import BeforeValidator, FailFast, Field, ValidationInfo
 
 from protocol.arrays import ByteArray, FloatArray, IntArray
 from protocol.clock import VectorClock
 from protocol.limits import COMPLETION_TOKENS_MAX, COUNT_MAX, GROUP_SIZE_MAX
+from protocol.message import Message
 from protocol.reasons import DeadReason, Judgement, Unscorable
 from protocol.spec import Name
 
@@ -51,32 +52,6 @@ StorePath = Annotated[str, Field(pattern=_PATH, max_length=400)]
 Observed = Annotated[
     float | Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | str | bool | None, BeforeValidator(_observed)
 ]
-
-
-class Message(BaseModel):
-    """Frozen and closed. ``==`` compares arrays by their bytes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
-
-    def __eq__(self, other: object) -> bool:
-        """Equality by content, arrays included."""
-        return type(self) is type(other) and _comparable(self) == _comparable(other)
-
-    def __hash__(self) -> int:
-        """Hash by content, arrays included."""
-        return hash((type(self), _comparable(self)))
-
-
-def _comparable(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return tuple(_comparable(getattr(value, name)) for name in type(value).model_fields)
-    if isinstance(value, dict):
-        return frozenset(value.items())
-    if isinstance(value, np.ndarray):
-        return (value.dtype.str, value.tobytes())
-    if isinstance(value, tuple):
-        return tuple(_comparable(item) for item in value)
-    return value
 
 
 class SamplingParams(Message):

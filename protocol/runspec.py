@@ -24,6 +24,7 @@ from protocol.limits import (
 )
 from protocol.presets import UnknownPreset, with_numbers
 from protocol.spec import Count, CountOrZero, Name, NonNegative, Positive, Seed, Spec, first_fault
+from protocol.store_spec import StoreSpec
 from protocol.tools_spec import ToolsSpec
 from protocol.user_spec import UserSpec
 
@@ -197,24 +198,6 @@ class StalenessSpec(Spec):
     """Train only on groups whose clock the learner contains. Off is for measurements (``bench.learners``)."""
 
 
-class StoreSpec(Spec):
-    """Where adapters lie."""
-
-    url: str
-    """``file:///…`` (a shared directory), ``hf://buckets/<namespace>/<bucket>[/prefix]`` (the Hub) or ``nats://``
-    (the run's broker)."""
-    timeout_s: Positive = 120.0
-    keep_updates: Count = 8
-    """Newest updates of each learner that stay in the store. Older ones stay as long as a live peer, a group
-    within ``max_staleness`` or ``recover`` may need them."""
-    keep_states: Count = 2
-    """Newest optimizer states of each learner that stay."""
-    keep_exports: CountOrZero = 0
-    """Newest exports of each learner that stay; 0 keeps all."""
-    grace_s: NonNegative = 3600.0
-    """Nothing younger than this is ever deleted."""
-
-
 class EvalSpec(Spec):
     """Evaluation on held-out problems, pinned to one clock."""
 
@@ -265,10 +248,10 @@ class RunSpec(Spec):
         if self.user is None:
             return self
         if self.tasks.template is not None:
-            raise ValueError("user: the chat template frames what the user says: leave tasks.template out")
+            raise ValueError("the chat template frames what the user says: leave tasks.template out")
         if self.tasks.answer_column in self.user.columns:
             raise ValueError(
-                f"user.columns: {self.tasks.answer_column!r} holds the answers, which samplers never see"
+                f"user.columns names {self.tasks.answer_column!r}, the answers: samplers never see them"
             )
         return self
 

@@ -31,7 +31,8 @@ from protocol.errors import (
     one_line,
 )
 from protocol.identity import Identity
-from protocol.messages import DeadLetter, Event, Message
+from protocol.message import Message
+from protocol.messages import DeadLetter, Event
 from protocol.ports import Bus, Clock, Consumer, Delivery
 from protocol.reasons import DeadReason
 from protocol.runspec import RunSpec

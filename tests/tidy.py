@@ -64,7 +64,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "hf_xet": ("node/hub_*.py",),
     "httpx2": ("node/hub_*.py", "roles/sampler/vllm_*.py"),
     "huggingface_hub": ("node/hub_*.py", "node/models.py"),
-    "jinja2": ("roles/tasks/prompts.py", "roles/turns/dialogue.py"),
+    "jinja2": ("roles/tasks/prompts.py", "roles/turns/frames.py"),
     "latex2sympy2_extended": ("roles/verifier/rewards/*.py",),
     "math_verify": ("roles/verifier/rewards/*.py",),
     "matplotlib": ("node/plot.py",),

@@ -128,7 +128,7 @@ def _with_store(
     """What ``work`` finds in a store; one in a broker needs a connection to it. Raises OperatorError."""
     from node.runs import located_store
     from node.stores import BrokerPlace, open_store, store_place
-    from protocol.runspec import StoreSpec
+    from protocol.store_spec import StoreSpec
 
     environment = read_environment()
     spec = located_store(StoreSpec(url=store))
@@ -148,7 +148,7 @@ def _with_store(
 def _where(store: str, path: str) -> str:
     """Where a person finds a path: on this machine, or as ``adapters fetch`` takes it."""
     from node.stores import FilePlace, store_place
-    from protocol.runspec import StoreSpec
+    from protocol.store_spec import StoreSpec
 
     if "://" not in store:
         return str(Path(store).expanduser().resolve() / path)

@@ -16,7 +16,7 @@ from protocol.errors import OperatorError
 
 if TYPE_CHECKING:
     from node.recover import Recovered
-    from protocol.runspec import StoreSpec
+    from protocol.store_spec import StoreSpec
 
 
 def recover(
@@ -53,7 +53,7 @@ def recover(
 def _what(file: Path | None, run: str | None, store: str | None) -> tuple[str, StoreSpec]:
     """The run's name and its store."""
     from node.runs import located_store, read_run_file
-    from protocol.runspec import StoreSpec
+    from protocol.store_spec import StoreSpec
 
     if file is not None and run is None and store is None:
         spec = read_run_file(file)

@@ -8,7 +8,7 @@ import pytest
 
 from node.stores import BrokerPlace, HubPlace, Place, create_bucket, open_store, store_place
 from protocol.errors import OperatorError
-from protocol.runspec import StoreSpec
+from protocol.store_spec import StoreSpec
 from tests.build import an_entry
 
 

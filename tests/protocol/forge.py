@@ -8,7 +8,8 @@ from typing import Any
 
 from protocol.codec import _PREFIX, MAGIC, encode
 from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import Event, Message
+from protocol.message import Message
+from protocol.messages import Event
 from tests.build import RUN, an_identity
 
 STRANGER = an_identity("stranger")

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from protocol.clock import VectorClock
 from protocol.limits import COUNT_MAX, GROUP_SIZE_MAX
+from protocol.message import Message
 from protocol.messages import (
     DeadLetter,
     Event,
     FinishReason,
     Head,
-    Message,
     NodeState,
     Rollout,
     RolloutGroup,

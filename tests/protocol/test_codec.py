@@ -9,16 +9,8 @@ from hypothesis import given, settings
 from protocol import limits
 from protocol.codec import decode, decode_as, encode
 from protocol.errors import DecodeError, MessageTooLarge
-from protocol.messages import (
-    Event,
-    FinishReason,
-    Message,
-    Rollout,
-    RolloutGroup,
-    Task,
-    Verdict,
-    VerifiedGroup,
-)
+from protocol.message import Message
+from protocol.messages import Event, FinishReason, Rollout, RolloutGroup, Task, Verdict, VerifiedGroup
 from tests.build import RUN, a_group, a_rollout, a_task, a_verified_group, an_identity
 from tests.protocol import strategies
 from tests.protocol.forge import STRANGER, a_frame, altered, an_event, as_json, parts

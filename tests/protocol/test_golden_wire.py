@@ -19,6 +19,7 @@ from protocol.clock import VectorClock
 from protocol.codec import decode, encode
 from protocol.identity import Identity
 from protocol.limits import PROTOCOL_VERSION
+from protocol.message import Message
 from protocol.messages import (
     MESSAGE_TYPES,
     DeadLetter,
@@ -26,7 +27,6 @@ from protocol.messages import (
     Finding,
     FinishReason,
     Head,
-    Message,
     NodeState,
     Rollout,
     RolloutGroup,

@@ -224,7 +224,7 @@ def others(annotation: Any, value: Any) -> list[Any]:
     if isinstance(value, dict):
         held = next(iter(value.values()), None)
         candidates.append({"another": held.model_dump() if isinstance(held, BaseModel) else held})
-    return [*candidates, "x", 3, 0.5, ["x"], ["m:g"]]
+    return [*candidates, "x", 3, 0.5, ["x"], "m:g", ["m:g"]]
 
 
 def changed(spec: RunSpec, path: tuple[str | int, ...], value: Any) -> RunSpec | None:
@@ -240,12 +240,17 @@ def changed(spec: RunSpec, path: tuple[str | int, ...], value: Any) -> RunSpec |
         return None
 
 
+CHAT = {"source": "builtin:sort-digits"}
+"""Prompts by the chat template, which users and tools need."""
+
+
 def test_every_setting_changes_the_digest():
     bases = [
         a_runspec(),
         a_runspec(loss={"aggregation": "constant", "aggregation_tokens": 8}),
         a_runspec(tools={"functions": ["m:f"]}),
         a_runspec(tasks={"source": "verifiers:sums", "arguments": {"examples": 4}}),
+        a_runspec(tasks=CHAT, user={"function": "m:f", "columns": ["goal"]}),
     ]
     settled: dict[tuple[str | int, ...], bool] = {}
     for base in bases:
@@ -254,7 +259,7 @@ def test_every_setting_changes_the_digest():
             digests = [spec.digest for spec in variants if spec is not None and spec != base]
             settled[path] = settled.get(path, False) or bool(digests)
             assert base.digest not in digests, path
-    settled["tools",] = len({base.digest for base in bases}) == len(bases)
+    settled["tools",] = settled["user",] = len({base.digest for base in bases}) == len(bases)
     assert [path for path, found in settled.items() if not found] == []
     assert len(settled) > 60
 

@@ -12,7 +12,8 @@ from protocol import limits
 from protocol.clock import GENESIS
 from protocol.codec import MAGIC, decode, encode
 from protocol.errors import DecodeError
-from protocol.messages import Head, Message
+from protocol.message import Message
+from protocol.messages import Head
 from tests.build import RUN, a_group, a_rollout, a_task, a_verified_group, an_identity
 from tests.protocol import strategies
 from tests.protocol.forge import STRANGER, a_frame, altered, an_event, as_json, parts

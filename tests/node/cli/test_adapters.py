@@ -12,7 +12,7 @@ from node.cli.adapters_command import fetch_adapter, list_adapters
 from node.stores import open_store
 from protocol.errors import OperatorError
 from protocol.manifest import MANIFEST_NAME, EntryKind, Manifest
-from protocol.runspec import StoreSpec
+from protocol.store_spec import StoreSpec
 from tests.build import a_clock, an_identity
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.messages import FinishReason, Message, Rollout, RolloutGroup, SamplingParams, Task
+from protocol.message import Message
+from protocol.messages import FinishReason, Rollout, RolloutGroup, SamplingParams, Task
 from protocol.reasons import StructureFault
 from roles.tasks.taskset import Row, TaskSet
 from roles.verifier.checks import LOGPROB_ROUNDING, Rules, signer_fault, structure_fault
